@@ -1,0 +1,54 @@
+# Every target sets up what it needs: a virtual environment in $(VENV), then the Cython extensions in place.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
+
+.PHONY: help build demo test test-real lint format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       a simulated fleet, the router, one streamed answer, a short load"
+	@echo "make test       unit, property and socket tests"
+	@echo "make test-real  the same through real vLLM engines on this CPU"
+	@echo "make lint       ruff, mypy --strict, cython-lint"
+	@echo "make format     let ruff format the code"
+	@echo "make bench      what it costs: benchmarks with tables"
+	@echo "make clean      remove the environment and everything built"
+
+$(VENV)/.ready: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.ready $(FAST)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+build: $(VENV)/.built
+
+demo: build
+	$(BIN)/narwhal demo
+
+test: build
+	$(BIN)/python -m pytest
+
+test-real: build
+	$(BIN)/python -m pytest tests/real --timeout 420
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/cython-lint narwhal/_fast
+
+format: build
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: build
+	$(BIN)/python -m pytest bench --benchmark-only
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info narwhal/_fast/*.c narwhal/_fast/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Cython: the decode critical path, from the engine's socket to the client's."""

@@ -1,0 +1,354 @@
+"""JSON text as structure: where each value begins and ends, and that all of it is well formed.
+
+Engines' events and clients' bodies are read for a few fields and passed on as they came, so nothing here
+makes an object. A cursor walks the text once; a caller enters the objects it cares for and has the others
+read over, checked all the same. The grammar is RFC 8259: UTF-8 is verified, escapes are verified, a lone
+surrogate escape is allowed (Python's json allows it, and engines split pairs over events). Depth is bounded,
+so hostile text can't exhaust the stack.
+"""
+
+from libc.stdint cimport uint64_t
+from libc.string cimport memcmp, memcpy
+
+
+cdef void open_text(Cursor* c, const unsigned char* text, Py_ssize_t length) noexcept nogil:
+    c.text = text
+    c.length = length
+    c.at = 0
+    c.error = NULL
+
+
+cdef inline void skip_space(Cursor* c) noexcept nogil:
+    cdef unsigned char b
+    while c.at < c.length:
+        b = c.text[c.at]
+        if b != 0x20 and b != 0x0A and b != 0x0D and b != 0x09:
+            return
+        c.at += 1
+
+
+cdef inline Kind fail(Cursor* c, const char* why) noexcept nogil:
+    if c.error == NULL:
+        c.error = why
+    return IS_BAD
+
+
+cdef Kind peek(Cursor* c) noexcept nogil:
+    cdef unsigned char b
+    skip_space(c)
+    if c.at >= c.length:
+        return fail(c, b"the text ends where a value should be")
+    b = c.text[c.at]
+    if b == c'"':
+        return IS_STRING
+    if b == c'{':
+        return IS_OBJECT
+    if b == c'[':
+        return IS_ARRAY
+    if b == c'-' or c'0' <= b <= c'9':
+        return IS_INT
+    if b == c'n':
+        return IS_NULL
+    if b == c't':
+        return IS_TRUE
+    if b == c'f':
+        return IS_FALSE
+    return fail(c, b"no value begins like this")
+
+
+cdef void enter(Cursor* c) noexcept nogil:
+    c.at += 1
+
+
+cdef inline bint is_hex(unsigned char b) noexcept nogil:
+    return c'0' <= b <= c'9' or c'a' <= b <= c'f' or c'A' <= b <= c'F'
+
+
+cdef inline Py_ssize_t utf8_length(const unsigned char* p, Py_ssize_t left) noexcept nogil:
+    # The length of the well-formed sequence at p (Unicode 15, table 3-7), or 0.
+    cdef unsigned char b = p[0]
+    if b < 0xC2 or b > 0xF4 or left < 2 or (p[1] & 0xC0) != 0x80:
+        return 0
+    if b < 0xE0:
+        return 2
+    if left < 3 or (p[2] & 0xC0) != 0x80:
+        return 0
+    if b < 0xF0:
+        if (b == 0xE0 and p[1] < 0xA0) or (b == 0xED and p[1] > 0x9F):
+            return 0
+        return 3
+    if left < 4 or (p[3] & 0xC0) != 0x80:
+        return 0
+    if (b == 0xF0 and p[1] < 0x90) or (b == 0xF4 and p[1] > 0x8F):
+        return 0
+    return 4
+
+
+cdef Kind read_string(Cursor* c, Value* out) noexcept nogil:
+    cdef const unsigned char* p = c.text
+    cdef Py_ssize_t i = c.at + 1, n = c.length, step
+    cdef uint64_t w, special
+    cdef unsigned char b
+    out.start = c.at
+    out.escaped = False
+    while True:
+        # Eight bytes at a time while none is a quote, a backslash, a control or beyond ASCII.
+        while i + 8 <= n:
+            memcpy(&w, p + i, 8)
+            special = (
+                (w - <uint64_t>0x2020202020202020)
+                | ((w ^ <uint64_t>0x2222222222222222) - <uint64_t>0x0101010101010101)
+                | ((w ^ <uint64_t>0x5C5C5C5C5C5C5C5C) - <uint64_t>0x0101010101010101)
+                | w
+            )
+            if special & <uint64_t>0x8080808080808080:
+                break
+            i += 8
+        if i >= n:
+            c.at = i
+            return fail(c, b"a string is not closed")
+        b = p[i]
+        if b == c'"':
+            c.at = out.end = i + 1
+            out.kind = IS_STRING
+            return IS_STRING
+        if b == c'\\':
+            out.escaped = True
+            if i + 1 >= n:
+                c.at = n
+                return fail(c, b"a string is not closed")
+            b = p[i + 1]
+            if b == c'u':
+                if i + 6 > n or not (
+                    is_hex(p[i + 2]) and is_hex(p[i + 3]) and is_hex(p[i + 4]) and is_hex(p[i + 5])
+                ):
+                    c.at = i
+                    return fail(c, b"\\u needs four hex digits")
+                i += 6
+            elif (
+                b == c'"' or b == c'\\' or b == c'/' or b == c'b' or b == c'f' or b == c'n' or b == c'r'
+                or b == c't'
+            ):
+                i += 2
+            else:
+                c.at = i
+                return fail(c, b"no such escape")
+        elif b < 0x20:
+            c.at = i
+            return fail(c, b"a control character in a string")
+        elif b < 0x80:
+            i += 1
+        else:
+            step = utf8_length(p + i, n - i)
+            if step == 0:
+                c.at = i
+                return fail(c, b"not UTF-8")
+            i += step
+
+
+cdef Kind read_number(Cursor* c, Value* out) noexcept nogil:
+    cdef const unsigned char* p = c.text
+    cdef Py_ssize_t i = c.at, n = c.length
+    out.start = i
+    out.kind = IS_INT
+    if p[i] == c'-':
+        i += 1
+    if i < n and p[i] == c'0':
+        i += 1
+    elif i < n and c'1' <= p[i] <= c'9':
+        while i < n and c'0' <= p[i] <= c'9':
+            i += 1
+    else:
+        c.at = i
+        return fail(c, b"a number needs a digit here")
+    if i < n and p[i] == c'.':
+        out.kind = IS_FLOAT
+        i += 1
+        if i >= n or not c'0' <= p[i] <= c'9':
+            c.at = i
+            return fail(c, b"a number needs a digit here")
+        while i < n and c'0' <= p[i] <= c'9':
+            i += 1
+    if i < n and (p[i] == c'e' or p[i] == c'E'):
+        out.kind = IS_FLOAT
+        i += 1
+        if i < n and (p[i] == c'+' or p[i] == c'-'):
+            i += 1
+        if i >= n or not c'0' <= p[i] <= c'9':
+            c.at = i
+            return fail(c, b"a number needs a digit here")
+        while i < n and c'0' <= p[i] <= c'9':
+            i += 1
+    c.at = out.end = i
+    return out.kind
+
+
+cdef inline Kind read_word(Cursor* c, Value* out, const char* word, Py_ssize_t length, Kind kind) noexcept nogil:
+    if c.at + length > c.length or memcmp(c.text + c.at, word, length) != 0:
+        return fail(c, b"no value begins like this")
+    out.start = c.at
+    c.at += length
+    out.end = c.at
+    out.kind = kind
+    return kind
+
+
+cdef Kind read_value(Cursor* c, Value* out, int depth) noexcept nogil:
+    cdef Kind kind = peek(c)
+    cdef Value part
+    cdef bint first = True
+    cdef int more
+    out.kind = IS_BAD
+    out.escaped = False
+    if kind == IS_STRING:
+        return read_string(c, out)
+    if kind == IS_INT:
+        return read_number(c, out)
+    if kind == IS_NULL:
+        return read_word(c, out, b"null", 4, IS_NULL)
+    if kind == IS_TRUE:
+        return read_word(c, out, b"true", 4, IS_TRUE)
+    if kind == IS_FALSE:
+        return read_word(c, out, b"false", 5, IS_FALSE)
+    if kind == IS_BAD:
+        return IS_BAD
+    if depth >= MAX_DEPTH:
+        return fail(c, b"nested too deeply")
+    out.start = c.at
+    enter(c)
+    while True:
+        more = next_member(c, &first, &part) if kind == IS_OBJECT else next_item(c, &first)
+        if more == 0:
+            break
+        if more < 0 or read_value(c, &part, depth + 1) == IS_BAD:
+            return IS_BAD
+    out.end = c.at
+    out.kind = kind
+    return kind
+
+
+cdef int next_member(Cursor* c, bint* first, Value* key) noexcept nogil:
+    skip_space(c)
+    if c.at >= c.length:
+        fail(c, b"an object is not closed")
+        return -1
+    if c.text[c.at] == c'}':
+        c.at += 1
+        return 0
+    if not first[0]:
+        if c.text[c.at] != c',':
+            fail(c, b"a comma or } should be here")
+            return -1
+        c.at += 1
+        skip_space(c)
+    first[0] = False
+    if c.at >= c.length or c.text[c.at] != c'"':
+        fail(c, b"a key in quotes should be here")
+        return -1
+    if read_string(c, key) == IS_BAD:
+        return -1
+    skip_space(c)
+    if c.at >= c.length or c.text[c.at] != c':':
+        fail(c, b"a colon should be here")
+        return -1
+    c.at += 1
+    return 1
+
+
+cdef int next_item(Cursor* c, bint* first) noexcept nogil:
+    skip_space(c)
+    if c.at >= c.length:
+        fail(c, b"an array is not closed")
+        return -1
+    if c.text[c.at] == c']':
+        c.at += 1
+        return 0
+    if not first[0]:
+        if c.text[c.at] != c',':
+            fail(c, b"a comma or ] should be here")
+            return -1
+        c.at += 1
+        skip_space(c)
+        if c.at < c.length and c.text[c.at] == c']':
+            fail(c, b"a value should be here")
+            return -1
+    first[0] = False
+    return 1
+
+
+cdef bint at_end(Cursor* c) noexcept nogil:
+    skip_space(c)
+    return c.at == c.length
+
+
+cdef inline int hex_value(unsigned char b) noexcept nogil:
+    if b <= c'9':
+        return b - c'0'
+    return (b | 0x20) - c'a' + 10
+
+
+cdef bint spells(Cursor* c, Value* key, const char* name, Py_ssize_t length) noexcept nogil:
+    cdef const unsigned char* p = c.text + key.start + 1
+    cdef Py_ssize_t n = key.end - key.start - 2, i = 0, k = 0
+    cdef int b
+    if not key.escaped:
+        return n == length and memcmp(p, name, length) == 0
+    while i < n:
+        if k >= length:
+            return False
+        b = p[i]
+        if b != c'\\':
+            i += 1
+        elif p[i + 1] == c'u':
+            b = (
+                hex_value(p[i + 2]) << 12 | hex_value(p[i + 3]) << 8 | hex_value(p[i + 4]) << 4
+                | hex_value(p[i + 5])
+            )
+            if b >= 0x80:
+                return False
+            i += 6
+        else:
+            b = p[i + 1]
+            if b == c'b':
+                b = 8
+            elif b == c'f':
+                b = 12
+            elif b == c'n':
+                b = 10
+            elif b == c'r':
+                b = 13
+            elif b == c't':
+                b = 9
+            i += 2
+        if b != <unsigned char>name[k]:
+            return False
+        k += 1
+    return k == length
+
+
+cdef long long as_natural(Cursor* c, Value* number) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef uint64_t total = 0
+    if number.kind != IS_INT or c.text[number.start] == c'-' or number.end - number.start > 19:
+        return -1
+    for i in range(number.start, number.end):
+        total = total * 10 + (c.text[i] - c'0')
+    if total > <uint64_t>0x7FFFFFFFFFFFFFFF:
+        return -1
+    return <long long>total
+
+
+def check(const unsigned char[::1] text not None):
+    """Check that `text` is one JSON value. Returns its kind's number; raises ValueError with what is wrong."""
+    cdef Cursor c
+    cdef Value value
+    cdef Kind kind
+    if text.shape[0] == 0:
+        raise ValueError("byte 0: the text ends where a value should be")
+    open_text(&c, &text[0], text.shape[0])
+    kind = read_value(&c, &value, 0)
+    if kind == IS_BAD:
+        raise ValueError(f"byte {c.at}: {c.error.decode()}")
+    if not at_end(&c):
+        raise ValueError(f"byte {c.at}: something follows the value")
+    return int(kind)

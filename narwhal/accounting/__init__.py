@@ -1,0 +1,1 @@
+"""What happened? Counters, metrics, the journal."""

@@ -1,0 +1,1 @@
+"""Talking to engines: connections, the two legs, dialects."""

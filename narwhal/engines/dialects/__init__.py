@@ -1,0 +1,1 @@
+"""How each kind of engine is spoken to: one file a dialect."""

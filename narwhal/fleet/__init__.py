@@ -1,0 +1,1 @@
+"""What state is each engine in? Occupancy, availability, roles. Pure."""
