@@ -42,5 +42,8 @@ cdef int next_item(Cursor* c, bint* first) noexcept nogil
 cdef bint at_end(Cursor* c) noexcept nogil
 # Does a key (or any string value) spell these ASCII bytes, escapes resolved?
 cdef bint spells(Cursor* c, Value* key, const char* name, Py_ssize_t length) noexcept nogil
+# Write the string's characters, escapes resolved, to `out`. Returns how many; -1 if one is not ASCII or they
+# don't fit into `room`.
+cdef Py_ssize_t unescape(Cursor* c, Value* key, unsigned char* out, Py_ssize_t room) noexcept nogil
 # The value of an IS_INT if it lies in 0..2**63-1, else -1.
 cdef long long as_natural(Cursor* c, Value* number) noexcept nogil

@@ -183,7 +183,9 @@ cdef Kind read_number(Cursor* c, Value* out) noexcept nogil:
     return out.kind
 
 
-cdef inline Kind read_word(Cursor* c, Value* out, const char* word, Py_ssize_t length, Kind kind) noexcept nogil:
+cdef inline Kind read_word(
+    Cursor* c, Value* out, const char* word, Py_ssize_t length, Kind kind
+) noexcept nogil:
     if c.at + length > c.length or memcmp(c.text + c.at, word, length) != 0:
         return fail(c, b"no value begins like this")
     out.start = c.at
@@ -287,43 +289,58 @@ cdef inline int hex_value(unsigned char b) noexcept nogil:
     return (b | 0x20) - c'a' + 10
 
 
+cdef inline int character(const unsigned char* p, Py_ssize_t* i) noexcept nogil:
+    # The character at p[i] of a checked string (of UTF-8 text: the byte), stepping i over it.
+    cdef int b = p[i[0]]
+    if b != c'\\':
+        i[0] += 1
+        return b
+    b = p[i[0] + 1]
+    if b == c'u':
+        b = (
+            hex_value(p[i[0] + 2]) << 12 | hex_value(p[i[0] + 3]) << 8 | hex_value(p[i[0] + 4]) << 4
+            | hex_value(p[i[0] + 5])
+        )
+        i[0] += 6
+        # An escape beyond ASCII must not look like a byte of UTF-8.
+        return b if b < 0x80 else -1
+    i[0] += 2
+    if b == c'b':
+        return 8
+    if b == c'f':
+        return 12
+    if b == c'n':
+        return 10
+    if b == c'r':
+        return 13
+    if b == c't':
+        return 9
+    return b
+
+
 cdef bint spells(Cursor* c, Value* key, const char* name, Py_ssize_t length) noexcept nogil:
     cdef const unsigned char* p = c.text + key.start + 1
     cdef Py_ssize_t n = key.end - key.start - 2, i = 0, k = 0
-    cdef int b
     if not key.escaped:
         return n == length and memcmp(p, name, length) == 0
     while i < n:
-        if k >= length:
-            return False
-        b = p[i]
-        if b != c'\\':
-            i += 1
-        elif p[i + 1] == c'u':
-            b = (
-                hex_value(p[i + 2]) << 12 | hex_value(p[i + 3]) << 8 | hex_value(p[i + 4]) << 4
-                | hex_value(p[i + 5])
-            )
-            if b >= 0x80:
-                return False
-            i += 6
-        else:
-            b = p[i + 1]
-            if b == c'b':
-                b = 8
-            elif b == c'f':
-                b = 12
-            elif b == c'n':
-                b = 10
-            elif b == c'r':
-                b = 13
-            elif b == c't':
-                b = 9
-            i += 2
-        if b != <unsigned char>name[k]:
+        if k >= length or character(p, &i) != <unsigned char>name[k]:
             return False
         k += 1
     return k == length
+
+
+cdef Py_ssize_t unescape(Cursor* c, Value* key, unsigned char* out, Py_ssize_t room) noexcept nogil:
+    cdef const unsigned char* p = c.text + key.start + 1
+    cdef Py_ssize_t n = key.end - key.start - 2, i = 0, k = 0
+    cdef int b
+    while i < n:
+        b = character(p, &i)
+        if k >= room or b < 0 or b >= 0x80:
+            return -1
+        out[k] = <unsigned char>b
+        k += 1
+    return k
 
 
 cdef long long as_natural(Cursor* c, Value* number) noexcept nogil:
@@ -339,7 +356,7 @@ cdef long long as_natural(Cursor* c, Value* number) noexcept nogil:
 
 
 def check(const unsigned char[::1] text not None):
-    """Check that `text` is one JSON value. Returns its kind's number; raises ValueError with what is wrong."""
+    """Check that `text` is one JSON value; its kind's number. Raises ValueError with byte and reason."""
     cdef Cursor c
     cdef Value value
     cdef Kind kind
