@@ -1,0 +1,39 @@
+# One connection to an engine. See link.pyx.
+
+from narwhal._fast.chunked cimport Chunked
+from narwhal._fast.heads cimport ResponseHead
+from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.relay cimport Relay
+
+cdef enum Phase:
+    IDLE = 0        # in the pool
+    HEAD = 1        # a request was sent; the reply's head is awaited
+    SIZED = 2       # in a body of known length
+    CHUNKS = 3      # in a chunked body
+    TO_CLOSE = 4    # in a body that ends with the connection
+    CLOSED = 5
+
+cdef class EngineLink:
+    cdef Outlet outlet
+    cdef object pool            # told when the connection is free again, or gone
+    cdef object leg             # told of a whole reply, or that none will come; None once told
+    cdef Relay relay            # takes a streamed reply; None for collected ones
+    cdef Phase phase
+    cdef Chunked chunked
+    cdef ResponseHead reply
+    cdef bytearray buffer       # an incomplete head, or the collected body
+    cdef long long left         # bytes of a sized body still to come
+    cdef Py_ssize_t limit       # bytes of a collected body
+    cdef Py_ssize_t surplus     # bytes read after the answer was complete
+    cdef bint streaming         # this reply goes to the relay
+    cdef bint heard             # a byte of this reply came
+    cdef readonly bint reused   # it has served a request before this one
+    cdef readonly double freed_at   # when its last answer was complete
+
+    cdef void receive(self, const unsigned char* p, Py_ssize_t n)
+    cdef Py_ssize_t read_head(self, const unsigned char* p, Py_ssize_t n)
+    cdef bint payload(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef void complete(self, bint reusable)
+    cdef void broken(self, str why)
+    cdef void after_flush(self)
+    cdef void tell_lost(self, str why, bint stale)

@@ -1,0 +1,289 @@
+"""One connection to an engine: HTTP/1.1, client side, one request at a time.
+
+It is the event loop's protocol object, so that from a read on the engine's socket to the write on the
+client's nothing leaves Cython. A reply that is an event stream goes to the relay as it comes; any other is
+collected whole, within a bound, and given to the leg. After the answer is complete the connection goes back
+to its pool if the reply ended where its framing says.
+"""
+
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.string cimport memcpy
+
+from narwhal._fast.chunked cimport (
+    CHUNK_BAD, CHUNK_DATA, CHUNK_END, ChunkStep, chunked_next, chunked_reset,
+)
+from narwhal._fast.clock cimport now
+from narwhal._fast.heads cimport read_response_head
+from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.relay cimport Relay
+
+# How much may follow a complete answer before the connection is given up instead of being read to its end.
+cdef Py_ssize_t SURPLUS_LIMIT = 65536
+
+
+cdef class EngineLink:
+    def __init__(self, pool, Py_ssize_t limit):
+        """`pool` has `free(link)` and `gone(link)`; `limit` bounds a collected body, in bytes."""
+        self.pool = pool
+        self.limit = limit
+        self.outlet = Outlet()
+        self.phase = IDLE
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be given a request."""
+        return self.phase == IDLE
+
+    @property
+    def answering(self) -> bool:
+        """Whether somebody still waits for its reply."""
+        return self.leg is not None
+
+    def start(self, list pieces not None, Py_ssize_t size, leg, Relay relay=None) -> None:
+        """Send a request of these pieces, `size` bytes in all.
+
+        `leg` has `on_reply(status, body, retry_after_s)` for a collected reply and `on_lost(why, stale)` when
+        none will come; `stale` says that a reused connection had been closed before a byte of reply came.
+        A streamed reply ends at the relay's owner instead.
+        """
+        self.leg = leg
+        self.relay = relay
+        self.phase = HEAD
+        self.streaming = False
+        self.heard = False
+        self.surplus = 0
+        self.buffer = None
+        self.outlet.write_pieces(pieces, size)
+
+    def abort(self) -> None:
+        """Close now and tell nobody: the engine sees the client's leaving."""
+        self.leg = None
+        self.relay = None
+        self.phase = CLOSED
+        self.buffer = None
+        self.outlet.abort()
+
+    def pause(self) -> None:
+        """Stop reading: the client can't keep up."""
+        if self.outlet.transport is not None:
+            self.outlet.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self.outlet.transport is not None:
+            self.outlet.transport.resume_reading()
+
+    # ---- the event loop's calls
+
+    def connection_made(self, transport) -> None:
+        self.outlet.attach(transport)
+        self.freed_at = now()
+
+    def data_received(self, bytes data not None) -> None:
+        self.receive(<const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    def eof_received(self) -> bool:
+        if self.phase == IDLE:
+            self.phase = CLOSED
+        return False
+
+    def pause_writing(self) -> None:
+        """A request waits for its engine to read: it is bounded already, so there is nobody to stop."""
+
+    def resume_writing(self) -> None:
+        """See pause_writing."""
+
+    def connection_lost(self, exc) -> None:
+        cdef Phase phase = self.phase
+        self.outlet.detach()
+        self.phase = CLOSED
+        if phase == TO_CLOSE and exc is None:
+            self.complete(False)
+        elif self.leg is not None:
+            if phase == HEAD and not self.heard:
+                self.tell_lost("the engine closed the connection without a reply", self.reused)
+            else:
+                self.broken("the engine closed the connection in the middle of its reply")
+        self.pool.gone(self)
+
+    # ---- reading
+
+    cdef void receive(self, const unsigned char* p, Py_ssize_t n):
+        cdef double at = now()
+        cdef Py_ssize_t i = 0, used = 0, start = 0, size = 0
+        cdef ChunkStep step
+        cdef bytearray kept
+        if self.phase == IDLE or self.phase == CLOSED:
+            # Nothing was asked.
+            self.outlet.abort()
+            return
+        if self.phase == HEAD:
+            self.heard = True
+            if self.buffer is not None:
+                kept = self.buffer
+                kept += <bytes>(<const char*>p)[:n]
+                self.buffer = None
+                p = <const unsigned char*>PyByteArray_AS_STRING(kept)
+                n = PyByteArray_GET_SIZE(kept)
+            i = self.read_head(p, n)
+            if i < 0:
+                return
+            if i == 0 and self.phase == HEAD:
+                self.buffer = PyByteArray_FromStringAndSize(<const char*>p, n)
+                return
+        if self.leg is None:
+            self.surplus += n - i
+            if self.surplus > SURPLUS_LIMIT:
+                self.outlet.abort()
+                return
+        if self.phase == CHUNKS:
+            while i < n:
+                step = chunked_next(&self.chunked, p + i, n - i, &used, &start, &size)
+                if step == CHUNK_DATA:
+                    if not self.payload(p + i + start, size, at):
+                        return
+                elif step == CHUNK_END:
+                    i += used
+                    if self.streaming and self.relay is not None:
+                        self.relay.flush()
+                    self.complete(i == n)
+                    return
+                elif step == CHUNK_BAD:
+                    self.broken(f"its chunked coding is broken: {self.chunked.error.decode()}")
+                    return
+                else:
+                    break
+                i += used
+        elif self.phase == SIZED:
+            size = n - i if n - i < self.left else <Py_ssize_t>self.left
+            self.left -= size
+            if size > 0 and not self.payload(p + i, size, at):
+                return
+            if self.left == 0:
+                if self.streaming and self.relay is not None:
+                    self.relay.flush()
+                self.complete(i + size == n)
+                return
+        elif i < n and not self.payload(p + i, n - i, at):
+            return
+        if self.streaming and self.relay is not None:
+            self.relay.flush()
+            self.after_flush()
+
+    cdef Py_ssize_t read_head(self, const unsigned char* p, Py_ssize_t n):
+        # Returns the bytes used, 0 if more are needed, -1 if the connection has been given up.
+        cdef const char* error = NULL
+        cdef Py_ssize_t used = 0, k
+        while True:
+            k = read_response_head(p + used, n - used, &self.reply, &error)
+            if k < 0:
+                self.broken(f"its reply is not HTTP: {error.decode()}")
+                return -1
+            if k == 0:
+                if used:
+                    # What is kept must not begin with the interim reply that was just read over.
+                    self.buffer = PyByteArray_FromStringAndSize(<const char*>p + used, n - used)
+                    return -1
+                return 0
+            used += k
+            if self.reply.status >= 200:
+                break
+            if self.reply.status == 101:
+                self.broken("it switches to a protocol nobody asked for")
+                return -1
+        self.streaming = self.relay is not None and self.reply.status == 200 and self.reply.event_stream
+        if self.reply.status == 204 or self.reply.status == 304:
+            self.phase = SIZED
+            self.left = 0
+        elif self.reply.chunked:
+            self.phase = CHUNKS
+            chunked_reset(&self.chunked)
+        elif self.reply.content_length >= 0:
+            self.phase = SIZED
+            self.left = self.reply.content_length
+        else:
+            self.phase = TO_CLOSE
+        return used
+
+    cdef bint payload(self, const unsigned char* p, Py_ssize_t n, double at):
+        # One span of the body; False when the connection has been given up.
+        cdef Py_ssize_t size
+        if self.streaming:
+            if self.relay is not None:
+                self.relay.consume(p, n, at)
+            return True
+        if self.leg is None:
+            return True
+        if self.buffer is None:
+            self.buffer = PyByteArray_FromStringAndSize(<const char*>p, n)
+        else:
+            size = PyByteArray_GET_SIZE(self.buffer)
+            PyByteArray_Resize(self.buffer, size + n)
+            memcpy(PyByteArray_AS_STRING(self.buffer) + size, p, n)
+        if PyByteArray_GET_SIZE(self.buffer) > self.limit:
+            self.broken(f"its reply is larger than {self.limit} bytes")
+            return False
+        return True
+
+    cdef void after_flush(self):
+        # The relay may be through before the reply is: the rest is read over, so that the connection lives on.
+        cdef Relay relay = self.relay
+        cdef int stage = relay.stage
+        if stage >= 2:
+            self.relay = None
+            self.leg = None
+            self.freed_at = now()
+            if stage == 3:
+                self.phase = CLOSED
+                self.outlet.abort()
+            relay.settle()
+
+    cdef void complete(self, bint reusable):
+        # The reply has ended as its framing says.
+        cdef Relay relay = self.relay
+        cdef bytearray body = self.buffer
+        cdef bint failed = relay is not None and self.streaming and relay.stage == 3
+        leg = self.leg
+        self.leg = None
+        self.relay = None
+        self.buffer = None
+        if self.phase != CLOSED:
+            self.freed_at = now()
+            if reusable and self.reply.keep_alive and self.phase != TO_CLOSE and not failed:
+                self.phase = IDLE
+                self.reused = True
+                self.pool.free(self)
+            else:
+                self.phase = CLOSED
+                self.outlet.abort()
+        if self.streaming:
+            if relay is not None:
+                relay.end_of_body("the engine's stream ended without [DONE]")
+        elif leg is not None:
+            leg.on_reply(
+                self.reply.status, b"" if body is None else bytes(body), self.reply.retry_after
+            )
+
+    cdef void broken(self, str why):
+        # The reply can't be read on.
+        cdef Relay relay = self.relay
+        if self.phase != CLOSED:
+            self.phase = CLOSED
+            self.outlet.abort()
+        self.buffer = None
+        if self.streaming and relay is not None:
+            self.relay = None
+            self.leg = None
+            relay.end_of_body(why)
+        else:
+            self.tell_lost(why, False)
+
+    cdef void tell_lost(self, str why, bint stale):
+        leg = self.leg
+        self.leg = None
+        self.relay = None
+        if leg is not None:
+            leg.on_lost(why, stale)

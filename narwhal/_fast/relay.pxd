@@ -1,0 +1,65 @@
+# One answer on its way from an engine's stream to a client. See relay.pyx.
+
+from narwhal._fast.assemble cimport Assembler
+from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.scan cimport Facts
+from narwhal._fast.sse cimport Sse
+
+cdef enum Stage:
+    HOLDING = 0     # nothing has been sent: what came so far waits for the first output
+    FLOWING = 1     # the head is out, events pass
+    DONE = 2        # [DONE] came
+    FAILED = 3      # see `failure`
+
+cdef struct Edit:
+    Py_ssize_t start, end       # what to leave out of an event's data
+    Py_ssize_t put              # bytes of the relay's own cached-tokens figure to put there (0: none)
+
+cdef class Relay:
+    # What the client asked for.
+    cdef object owner           # told of the first output and of the end
+    cdef Outlet outlet          # None when assembling
+    cdef bytes head             # the reply's head, sent with the first output
+    cdef bint framed            # the client takes chunked transfer coding
+    cdef bint keep_ids          # the client asked for token IDs
+    cdef bint keep_usage        # the client asked for usage
+    cdef Py_ssize_t limit       # bytes of one event, and of what is held before the first output
+
+    # What this attempt's engine is asked for.
+    cdef Assembler assembler    # None when streaming
+    cdef bint need_ids          # the engine supplies token IDs: output without them is an error
+    cdef bytes cached_figure    # the producer's cached prompt tokens as digits, or None
+
+    # How far it is.
+    cdef Stage stage
+    cdef Sse sse
+    cdef bint first_block
+    cdef bint kept_last         # the block before was passed on (decides over the tail of its line ending)
+    cdef bint head_sent
+    cdef bint closed_out        # the last bytes of the reply have been sent
+    cdef bint announced         # the owner knows of the first output
+    cdef bint settled           # the owner knows of the end
+    cdef bytearray pending      # the beginning of a block whose end has not come
+    cdef list held              # what waits for the first output
+    cdef Py_ssize_t held_size
+
+    # What was seen, for whoever keeps count.
+    cdef readonly double started_at, first_at, last_at
+    cdef readonly long long tokens, output_events, dropped_after_done
+    cdef readonly long long prompt_tokens, completion_tokens
+    cdef readonly bint finished
+    cdef readonly str failure, failure_message
+    cdef readonly bytes error_object
+
+    cdef void consume(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef void flush(self)
+    cdef void settle(self)
+    cdef void fail(self, str name, str message)
+    cdef Py_ssize_t blocks(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef bint block(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef bint event(self, const unsigned char* data, Py_ssize_t size, double at, bint is_error, Facts* facts)
+    cdef void hold(self)
+    cdef void release_held(self)
+    cdef void append(self, bytes block, bint last)
+    cdef void end_of_body(self, str why)
+    cdef void send_chunk(self, const unsigned char* p, Py_ssize_t n, bint last)

@@ -1,0 +1,485 @@
+"""One answer's way from an engine's event stream to a client, or to the assembler.
+
+A read's payload is cut into blocks (sse), each block's JSON is walked once (scan), and what the client may
+see is copied to one scratch buffer, which goes out as one write at the end of the read. Before the first output
+nothing is sent, so that a failure still gets its status and a retry still can happen: what comes earlier is
+held. Nothing here makes a Python object or calls Python per event; the owner is told twice, of the first
+output and of the end.
+
+The scratch buffer is shared by all relays: a read is consumed and flushed in one go, with no Python in between.
+"""
+
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdlib cimport realloc
+from libc.string cimport memcmp, memcpy, memmove
+
+from narwhal._fast.assemble cimport Assembler
+from narwhal._fast.clock cimport now
+from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.scan cimport IDS_MALFORMED, IDS_VALID, MAX_SPANS, Facts, scan_event
+from narwhal._fast.sse cimport (
+    SSE_EVENT, SSE_MORE, Event, Line, Sse, SseStep, sse_fields, sse_next, sse_next_data, sse_reset,
+)
+
+# The scratch buffer: ROOM bytes for a chunk's size line, then what is to be sent, then its closing bytes.
+cdef enum:
+    ROOM = 24
+    TAIL_ROOM = 16
+
+cdef unsigned char* scratch = NULL
+cdef Py_ssize_t scratch_size = 0
+cdef Py_ssize_t scratch_used = 0
+
+
+cdef int reserve(Py_ssize_t more) except -1:
+    global scratch, scratch_size
+    cdef Py_ssize_t need = ROOM + scratch_used + more + TAIL_ROOM
+    cdef unsigned char* grown
+    if need > scratch_size:
+        need += need // 2 + 65536
+        grown = <unsigned char*>realloc(scratch, need)
+        if grown == NULL:
+            raise MemoryError
+        scratch = grown
+        scratch_size = need
+    return 0
+
+
+cdef inline void put(const unsigned char* p, Py_ssize_t n) noexcept:
+    # The room was reserved for the whole block.
+    global scratch_used
+    memcpy(scratch + ROOM + scratch_used, p, n)
+    scratch_used += n
+
+
+cdef void put_edited(
+    const unsigned char* p, Py_ssize_t n, Py_ssize_t offset, Edit* edits, int count, bytes figure
+) noexcept:
+    # Copy p[:n], whose first byte is at `offset` in the text that the edits speak of.
+    cdef Py_ssize_t at = 0, start, end
+    cdef int i
+    for i in range(count):
+        start = edits[i].start - offset
+        end = edits[i].end - offset
+        if end <= at and not (edits[i].put and start >= at):
+            continue
+        if start >= n:
+            break
+        if start > at:
+            put(p + at, start - at)
+        if edits[i].put and start >= 0:
+            put(<const unsigned char*>PyBytes_AS_STRING(figure), edits[i].put)
+        at = end if end < n else n
+    if at < n:
+        put(p + at, n - at)
+
+
+cdef class Relay:
+    def __init__(
+        self,
+        owner,
+        *,
+        Outlet outlet=None,
+        bytes head=b"",
+        bint framed=True,
+        bint keep_ids=False,
+        bint keep_usage=False,
+        Py_ssize_t limit=16777216,
+    ):
+        """`owner` has `on_output()` and `on_end()`; with `outlet` the answer is streamed there, after `head`.
+
+        `framed`: the client takes chunked transfer coding. `limit` bounds one event, and what is held before
+        the first output, in bytes.
+        """
+        self.owner = owner
+        self.outlet = outlet
+        self.head = head
+        self.framed = framed
+        self.keep_ids = keep_ids
+        self.keep_usage = keep_usage
+        self.limit = limit
+        self.stage = FAILED
+
+    def begin(self, bint need_ids, Assembler assembler=None, cached_tokens=None) -> None:
+        """Get ready for an attempt's stream: nothing of an earlier attempt is left.
+
+        `need_ids`: the engine supplies token IDs, so output without them is an error. `assembler` takes the
+        events where there is no outlet. `cached_tokens`: what the producer found cached of the prompt.
+        """
+        self.assembler = assembler
+        self.need_ids = need_ids
+        self.cached_figure = None if cached_tokens is None else str(int(cached_tokens)).encode()
+        self.stage = HOLDING
+        self.first_block = True
+        self.kept_last = True
+        self.settled = False
+        self.pending = None
+        self.held = None
+        self.held_size = 0
+        self.first_at = 0
+        self.last_at = 0
+        self.tokens = 0
+        self.output_events = 0
+        self.prompt_tokens = -1
+        self.completion_tokens = -1
+        self.finished = False
+        self.failure = None
+        self.failure_message = None
+        self.error_object = None
+        self.started_at = now()
+        sse_reset(&self.sse)
+
+    @property
+    def done(self) -> bool:
+        """Whether [DONE] came."""
+        return self.stage == DONE
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the client has been sent a status."""
+        return self.head_sent
+
+    @property
+    def output_sent(self) -> bool:
+        """Whether the client has been sent output: there can't be another attempt."""
+        return self.announced and self.outlet is not None
+
+    def output_tokens(self) -> tuple:
+        """The count of output tokens and how it is known: `token_ids`, `usage` or `events`."""
+        if self.need_ids:
+            return self.tokens, "token_ids"
+        if self.completion_tokens >= 0:
+            return self.completion_tokens, "usage"
+        return self.output_events, "events"
+
+    # ---- reading
+
+    cdef void consume(self, const unsigned char* p, Py_ssize_t n, double at):
+        """Take the next payload bytes. What is to be sent waits in the scratch buffer for flush."""
+        cdef Py_ssize_t used, size
+        if self.stage == FAILED:
+            return
+        try:
+            if self.pending is None:
+                used = self.blocks(p, n, at)
+                if used < n and self.stage != FAILED:
+                    self.pending = PyByteArray_FromStringAndSize(<const char*>p + used, n - used)
+            else:
+                size = PyByteArray_GET_SIZE(self.pending)
+                PyByteArray_Resize(self.pending, size + n)
+                memcpy(PyByteArray_AS_STRING(self.pending) + size, p, n)
+                size += n
+                used = self.blocks(<const unsigned char*>PyByteArray_AS_STRING(self.pending), size, at)
+                if used == size:
+                    self.pending = None
+                elif used > 0:
+                    memmove(
+                        PyByteArray_AS_STRING(self.pending),
+                        PyByteArray_AS_STRING(self.pending) + used,
+                        size - used,
+                    )
+                    PyByteArray_Resize(self.pending, size - used)
+            if self.pending is not None and PyByteArray_GET_SIZE(self.pending) > self.limit:
+                self.fail("broken_stream", f"an event of the engine's is larger than {self.limit} bytes")
+        except MemoryError:
+            self.fail("internal_error", "out of memory")
+
+    cdef Py_ssize_t blocks(self, const unsigned char* p, Py_ssize_t n, double at):
+        # Handle every whole block in p[:n]; returns the bytes used.
+        cdef Py_ssize_t used = 0, end = 0
+        cdef SseStep step
+        while used < n:
+            step = sse_next(&self.sse, p + used, n - used, &end)
+            if step == SSE_MORE:
+                break
+            if step == SSE_EVENT:
+                self.kept_last = self.block(p + used, end, at)
+                self.first_block = False
+                if self.stage == FAILED:
+                    return n
+            elif self.kept_last and self.assembler is None and self.stage != DONE:
+                reserve(end)
+                put(p + used, end)
+            used += end
+        return used
+
+    cdef bint block(self, const unsigned char* p, Py_ssize_t n, double at):
+        # One event block; returns whether it was passed on.
+        cdef Event fields
+        cdef Facts facts
+        cdef Line line
+        cdef Edit edits[MAX_SPANS + 1]
+        cdef Py_ssize_t cursor = 0, offset = 0, copied = 0, figure_size = 0
+        cdef const unsigned char* data
+        cdef Py_ssize_t size
+        cdef bytes joined
+        cdef int count = 0, i
+        cdef bint done
+
+        sse_fields(p, n, self.first_block, &fields)
+        if self.stage == DONE:
+            if fields.data_lines > 0:
+                self.dropped_after_done += 1
+            return False
+        if fields.data_lines == 0:
+            if self.assembler is None:
+                reserve(n)
+                put(p, n)
+            return True
+        if fields.data_lines == 1:
+            data = p + fields.first.start
+            size = fields.first.end - fields.first.start
+        else:
+            lines = []
+            while sse_next_data(p, n, self.first_block, &cursor, &line):
+                lines.append(PyBytes_FromStringAndSize(<const char*>p + line.start, line.end - line.start))
+            joined = b"\n".join(lines)
+            data = <const unsigned char*>PyBytes_AS_STRING(joined)
+            size = PyBytes_GET_SIZE(joined)
+        done = size == 6 and memcmp(data, b"[DONE]", 6) == 0
+        if done:
+            if self.first_at == 0 and not self.finished:
+                self.fail("broken_stream", "the engine sent [DONE] without output or a finish reason")
+                return False
+            self.stage = DONE
+            if self.assembler is None:
+                reserve(n + 1)
+                put(p, n)
+                if n >= 2 and p[n - 1] == c'\r' and p[n - 2] == c'\n':
+                    # The LF of this CRLF comes with the next read, which the client shall not wait for.
+                    put(b"\n", 1)
+            return True
+        if not self.event(data, size, at, fields.is_error, &facts):
+            return False
+        if self.assembler is not None:
+            return True
+
+        # Collect the edits in order, then copy the block with them.
+        if not self.keep_ids:
+            for i in range(facts.span_count):
+                edits[count].start = facts.spans[i].start
+                edits[count].end = facts.spans[i].end
+                edits[count].put = 0
+                count += 1
+        if self.cached_figure is not None and facts.has_usage and facts.cached_value.start >= 0:
+            figure_size = PyBytes_GET_SIZE(self.cached_figure)
+            i = count
+            while i > 0 and edits[i - 1].start > facts.cached_value.start:
+                edits[i] = edits[i - 1]
+                i -= 1
+            edits[i].start = facts.cached_value.start
+            edits[i].end = facts.cached_value.end
+            edits[i].put = figure_size
+            count += 1
+        reserve(n + figure_size)
+        if count == 0:
+            put(p, n)
+            return True
+        cursor = 0
+        while sse_next_data(p, n, self.first_block, &cursor, &line):
+            put(p + copied, line.start - copied)
+            put_edited(p + line.start, line.end - line.start, offset, edits, count, self.cached_figure)
+            offset += line.end - line.start + 1
+            copied = line.end
+        put(p + copied, n - copied)
+        return True
+
+    cdef bint event(self, const unsigned char* data, Py_ssize_t size, double at, bint is_error, Facts* facts):
+        # Account for one event's JSON; returns whether it may be passed on.
+        scan_event(data, size, facts)
+        if facts.error != NULL:
+            if is_error:
+                self.error_object = PyBytes_FromStringAndSize(<const char*>data, size)
+                self.fail("engine_error", "the engine sent an error event")
+            else:
+                self.fail(
+                    "broken_stream",
+                    f"an event of the engine's can't be read: {facts.error.decode()} "
+                    f"(byte {facts.error_at} of its data)",
+                )
+            return False
+        if facts.has_error or is_error:
+            if facts.has_error:
+                self.error_object = PyBytes_FromStringAndSize(
+                    <const char*>data + facts.error_object.start,
+                    facts.error_object.end - facts.error_object.start,
+                )
+            else:
+                self.error_object = PyBytes_FromStringAndSize(<const char*>data, size)
+            self.fail("engine_error", "the engine sent an error in its stream")
+            return False
+        if self.need_ids:
+            if facts.ids == IDS_MALFORMED:
+                self.fail(
+                    "token_ids",
+                    f"event {self.output_events + 1} with output: `token_ids` holds "
+                    f"{facts.ids_error.decode()}",
+                )
+                return False
+            if facts.has_output and facts.ids != IDS_VALID:
+                self.fail(
+                    "token_ids", f"event {self.output_events + 1} with output carries no `token_ids` list"
+                )
+                return False
+            self.tokens += facts.id_count
+        if facts.has_output:
+            self.output_events += 1
+        if facts.has_output or facts.id_count > 0:
+            self.last_at = at
+            if self.first_at == 0:
+                self.first_at = at
+        if facts.finished:
+            self.finished = True
+        if facts.has_usage:
+            if facts.prompt_tokens >= 0:
+                self.prompt_tokens = facts.prompt_tokens
+            if facts.completion_tokens >= 0:
+                self.completion_tokens = facts.completion_tokens
+        if self.assembler is not None:
+            if self.assembler.add(data, size) < 0:
+                self.fail(
+                    "response_too_large" if self.assembler.too_large else "assembly", self.assembler.error
+                )
+                return False
+            return True
+        return self.keep_usage or not (facts.choices == 0 and facts.has_usage)
+
+    cdef void fail(self, str name, str message):
+        if self.stage == FAILED:
+            return
+        self.stage = FAILED
+        self.failure = name
+        self.failure_message = message
+        self.pending = None
+
+    cdef void end_of_body(self, str why):
+        """The engine's reply is over: fine after [DONE], a broken stream before."""
+        if self.stage != DONE:
+            self.fail("broken_stream", why)
+        self.flush()
+        self.settle()
+
+    # ---- writing
+
+    cdef void flush(self):
+        """Send what the read has brought, as one write."""
+        global scratch_used
+        cdef bint last = self.stage == DONE
+        if self.settled or self.closed_out:
+            scratch_used = 0
+            return
+        if self.assembler is not None:
+            scratch_used = 0
+        elif self.stage == HOLDING and self.first_at == 0:
+            self.hold()
+        elif self.stage == HOLDING or last or self.stage == FLOWING:
+            if self.held is not None:
+                self.release_held()
+            if self.stage == HOLDING:
+                self.stage = FLOWING
+            self.send_chunk(scratch + ROOM, scratch_used, last)
+            self.closed_out = last
+            scratch_used = 0
+        else:
+            # Failed: events before the failure in the same read are whole, and were produced.
+            if self.head_sent and scratch_used > 0:
+                self.send_chunk(scratch + ROOM, scratch_used, False)
+            scratch_used = 0
+        if self.first_at != 0 and not self.announced and self.stage != FAILED:
+            self.announced = True
+            self.owner.on_output()
+
+    cdef void hold(self):
+        global scratch_used
+        if scratch_used == 0:
+            return
+        if self.held is None:
+            self.held = []
+        self.held.append(PyBytes_FromStringAndSize(<const char*>scratch + ROOM, scratch_used))
+        self.held_size += scratch_used
+        scratch_used = 0
+        if self.held_size > self.limit:
+            self.fail("broken_stream", f"the engine sent more than {self.limit} bytes without any output")
+
+    cdef void release_held(self):
+        # Put what was held in front of what the read has brought.
+        global scratch_used
+        cdef bytes early = b"".join(self.held)
+        cdef Py_ssize_t n = PyBytes_GET_SIZE(early)
+        self.held = None
+        self.held_size = 0
+        reserve(n)
+        memmove(scratch + ROOM + n, scratch + ROOM, scratch_used)
+        memcpy(scratch + ROOM, PyBytes_AS_STRING(early), n)
+        scratch_used += n
+
+    cdef void send_chunk(self, const unsigned char* p, Py_ssize_t n, bint last):
+        # p is in the scratch buffer, with ROOM bytes before it and TAIL_ROOM behind.
+        cdef unsigned char* start = <unsigned char*>p
+        cdef unsigned char* end = start + n
+        cdef Py_ssize_t left = n
+        if self.framed:
+            if n > 0:
+                start -= 2
+                start[0] = c'\r'
+                start[1] = c'\n'
+                while left:
+                    start -= 1
+                    start[0] = b"0123456789abcdef"[left & 15]
+                    left >>= 4
+                end[0] = c'\r'
+                end[1] = c'\n'
+                end += 2
+            if last:
+                memcpy(end, b"0\r\n\r\n", 5)
+                end += 5
+        if not self.head_sent:
+            self.head_sent = True
+            self.outlet.write_bytes(
+                self.head + PyBytes_FromStringAndSize(<const char*>start, end - start)
+            )
+        else:
+            self.outlet.write(start, end - start)
+
+    cdef void settle(self):
+        """Tell the owner once that the answer is over, if it is."""
+        if self.stage >= DONE and not self.settled:
+            self.settled = True
+            self.owner.on_end()
+
+    def comment(self) -> None:
+        """Send a comment, and the head before it, so that a silent connection is not taken for dead."""
+        self.append(b": keep-alive\n\n", False)
+
+    def end_with(self, bytes event not None) -> None:
+        """End a stream that is under way with this last event."""
+        self.append(event, True)
+
+    cdef void append(self, bytes block, bint last):
+        global scratch_used
+        scratch_used = 0
+        reserve(PyBytes_GET_SIZE(block))
+        put(<const unsigned char*>PyBytes_AS_STRING(block), PyBytes_GET_SIZE(block))
+        self.send_chunk(scratch + ROOM, scratch_used, last)
+        scratch_used = 0
+
+    def abandon(self) -> None:
+        """The attempt is over: its stream's rest is dropped, and nobody told."""
+        self.settled = True
+        self.pending = None
+        self.held = None
+        if self.stage < DONE:
+            self.stage = FAILED
+
+    def feed(self, bytes payload not None) -> None:
+        """Consume and flush one read's payload, as the engine's connection does."""
+        self.consume(<const unsigned char*>PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload), now())
+        self.flush()
+        self.settle()
+
+    def end_feed(self) -> None:
+        """The engine's reply is over."""
+        self.end_of_body("the engine's stream ended without [DONE]")
