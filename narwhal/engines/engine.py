@@ -1,0 +1,68 @@
+"""One engine as the router speaks to it: its dialect, its connections, and the heads of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from narwhal._fast.body import Body
+from narwhal._fast.relay import Relay
+from narwhal.config import EngineConfig, EngineDefaults
+from narwhal.engines.dialects import DIALECTS, Pieces
+from narwhal.engines.leg import Leg, Reply
+from narwhal.engines.pool import Pool
+from narwhal.request import Route
+
+PATHS = {Route.CHAT: "/v1/chat/completions", Route.COMPLETIONS: "/v1/completions"}
+
+
+class Engine:
+    """One engine of the fleet."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        defaults: EngineDefaults,
+        *,
+        api_key: str | None,
+        tls: ssl.SSLContext | None,
+        reply_limit: int,
+    ) -> None:
+        """`api_key` goes to the engine as a bearer token; `reply_limit` bounds a collected reply in bytes."""
+        self.config = config
+        self.id = config.id
+        self.dialect = DIALECTS[config.dialect]
+        self.pool = Pool(
+            config.url,
+            connect_timeout_s=defaults.connect_timeout_s,
+            idle_connection_s=defaults.idle_connection_s,
+            reply_limit=reply_limit,
+            tls=tls,
+        )
+        common = f"HTTP/1.1\r\nhost: {config.url.authority}\r\n"
+        if api_key:
+            common += f"authorization: Bearer {api_key}\r\n"
+        self._get_head = common
+        common += "content-type: application/json\r\n"
+        self._heads = {
+            route: f"POST {config.url.path}{path} {common}".encode() for route, path in PATHS.items()
+        }
+
+    def call(
+        self,
+        route: Route,
+        body: Pieces,
+        request_id: str,
+        future: asyncio.Future[Reply | None],
+        relay: Relay | None = None,
+    ) -> Leg:
+        """Send one leg. See Leg for what becomes of `future`."""
+        size = Body.size(body)
+        tail = f"x-request-id: {request_id}\r\ncontent-length: {size}\r\n\r\n".encode()
+        head = self._heads[route] + tail
+        return Leg(self.pool, [head, *body], len(head) + size, future, relay)
+
+    def get(self, path: str, future: asyncio.Future[Reply | None]) -> Leg:
+        """Ask for one of the engine's other pages."""
+        head = f"GET {self.config.url.path}{path} {self._get_head}\r\n".encode()
+        return Leg(self.pool, [head], len(head), future)

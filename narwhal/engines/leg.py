@@ -1,0 +1,107 @@
+"""One leg: a request sent to an engine, and what became of it.
+
+The caller awaits `future`; callbacks of the engine's connection complete it. A reused connection that turns out
+to have been closed before a byte of the reply came says nothing of the engine, so the request is sent once
+more on a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from narwhal._fast.link import EngineLink
+from narwhal._fast.relay import Relay
+from narwhal.engines.pool import ConnectionFailed, Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply that was collected whole."""
+
+    status: int
+    body: bytes
+    retry_after_s: int  # -1: the engine said nothing
+
+
+class LegLost(Exception):
+    """The engine's connection was lost before a whole reply came; the message says how."""
+
+
+class Leg:
+    """One engine call under way."""
+
+    __slots__ = ("_link", "_pieces", "_pool", "_relay", "_sent_again", "_size", "future")
+
+    def __init__(
+        self,
+        pool: Pool,
+        pieces: list[bytes | memoryview],
+        size: int,
+        future: asyncio.Future[Reply | None],
+        relay: Relay | None = None,
+    ) -> None:
+        """Send `pieces` (`size` bytes, head and body) to the pool's engine.
+
+        `future` gets the Reply, or ConnectionFailed, or LegLost. With a relay, a reply that is an event
+        stream goes there, and its owner completes the future.
+        """
+        self.future = future
+        self._pool = pool
+        self._pieces = pieces
+        self._size = size
+        self._relay = relay
+        self._sent_again = False
+        self._link: EngineLink | None = None
+        link = pool.take()
+        if link is not None:
+            self._send(link)
+        else:
+            pool.open(self._opened, self._failed)
+
+    def abort(self) -> None:
+        """Close the connection: the engine sees the client's leaving and stops working for it."""
+        if self._link is not None:
+            self._link.abort()
+            self._link = None
+
+    def pause(self) -> None:
+        """Stop reading from the engine."""
+        if self._link is not None:
+            self._link.pause()
+
+    def resume(self) -> None:
+        """Read from the engine again."""
+        if self._link is not None:
+            self._link.resume()
+
+    def _send(self, link: EngineLink) -> None:
+        self._link = link
+        link.start(self._pieces, self._size, self, self._relay)
+
+    def _opened(self, link: EngineLink) -> bool:
+        if self.future.done():
+            return False
+        self._send(link)
+        return True
+
+    def _failed(self, error: ConnectionFailed) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def on_reply(self, status: int, body: bytes, retry_after_s: int) -> None:
+        """The connection's call: a whole reply."""
+        self._link = None
+        if not self.future.done():
+            self.future.set_result(Reply(status, body, retry_after_s))
+
+    def on_lost(self, why: str, stale: bool) -> None:
+        """The connection's call: no reply will come."""
+        self._link = None
+        if self.future.done():
+            return
+        if stale and not self._sent_again:
+            self._sent_again = True
+            self._pool.open(self._opened, self._failed)
+        else:
+            self.future.set_exception(LegLost(why))

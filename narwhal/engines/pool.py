@@ -1,0 +1,126 @@
+"""One engine's connections: opened when needed, kept alive between requests, closed when long idle.
+
+The connection used last is used first, so that a burst's surplus ages and is closed. A connection is opened
+by a task of its own: whoever asked for it may have left by then, and it serves the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+from narwhal._fast.link import EngineLink
+from narwhal.config import EngineUrl
+
+# How long the rest of a reply may take once the answer in it is complete.
+_LINGER_S = 5.0
+
+
+class ConnectionFailed(Exception):
+    """An engine could not be reached; the message says why."""
+
+
+class Pool:
+    """The connections to one engine."""
+
+    def __init__(
+        self,
+        url: EngineUrl,
+        *,
+        connect_timeout_s: float,
+        idle_connection_s: float,
+        reply_limit: int,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """`reply_limit` bounds a reply that is collected whole, in bytes; `tls` is for https URLs."""
+        self._url = url
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_connection_s = idle_connection_s
+        self._reply_limit = reply_limit
+        self._tls = tls if url.scheme == "https" else None
+        self._idle: list[EngineLink] = []
+        self._links: set[EngineLink] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open, idle ones included."""
+        return len(self._links)
+
+    def take(self) -> EngineLink | None:
+        """An idle connection, if there is one."""
+        while self._idle:
+            link = self._idle.pop()
+            if link.idle:
+                return link
+        return None
+
+    def open(
+        self, ready: Callable[[EngineLink], bool], failed: Callable[[ConnectionFailed], None]
+    ) -> None:
+        """Open a connection and call `ready` with it, or `failed`.
+
+        `ready` returns whether it took the connection; one not taken joins the idle ones.
+        """
+        task = asyncio.get_running_loop().create_task(self._open(ready, failed))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(
+        self, ready: Callable[[EngineLink], bool], failed: Callable[[ConnectionFailed], None]
+    ) -> None:
+        url = self._url
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, link = await loop.create_connection(
+                    lambda: EngineLink(self, self._reply_limit), url.host, url.port, ssl=self._tls
+                )
+        except TimeoutError:
+            failed(
+                ConnectionFailed(f"no connection within {self._connect_timeout_s:g} s (engine.connect_timeout_s)")
+            )
+        except ssl.SSLError as error:
+            failed(ConnectionFailed(f"TLS failed: {error.reason or error}"))
+        except OSError as error:
+            failed(ConnectionFailed(error.strerror or str(error)))
+        else:
+            self._links.add(link)
+            if not ready(link):
+                self.free(link)
+
+    def free(self, link: EngineLink) -> None:
+        """A connection's answer is complete and it may serve another."""
+        self._idle.append(link)
+
+    def gone(self, link: EngineLink) -> None:
+        """A connection has closed."""
+        self._links.discard(link)
+
+    def sweep(self, now: float) -> None:
+        """Close what has been idle too long, or has an answer whose end never comes. `now` is monotonic."""
+        fresh = []
+        for link in self._idle:
+            if not link.idle:
+                continue
+            if now - link.freed_at > self._idle_connection_s:
+                link.abort()
+            else:
+                fresh.append(link)
+        self._idle = fresh
+        for link in [
+            link
+            for link in self._links
+            if not link.idle and not link.answering and 0 < link.freed_at < now - _LINGER_S
+        ]:
+            link.abort()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for task in list(self._opening):
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        for link in list(self._links):
+            link.abort()
+        self._idle.clear()
