@@ -130,7 +130,8 @@ class Door:
 
     def _freed(self, engine: int) -> None:
         line = self._lines[self._table.asked_for(engine)]
-        while self._table.has_room(engine) and (request := line.first_for(engine)):
+        # To one waiter at most: some phase of the engine was full, and one seat of that phase came back.
+        if self._table.has_room(engine) and (request := line.first_for(engine)):
             self._settle(line, request, engine)
         self._tell()
 
