@@ -44,6 +44,7 @@ class Engine:
             common += f"authorization: Bearer {api_key}\r\n"
         self._get_head = common
         common += "content-type: application/json\r\n"
+        self._tokenize_head = f"POST {config.url.path}/tokenize {common}".encode()
         self._heads = {
             route: f"POST {config.url.path}{path} {common}".encode() for route, path in PATHS.items()
         }
@@ -57,12 +58,25 @@ class Engine:
         relay: Relay | None = None,
     ) -> Leg:
         """Send one leg. See Leg for what becomes of `future`."""
-        size = Body.size(body)
-        tail = f"x-request-id: {request_id}\r\ncontent-length: {size}\r\n\r\n".encode()
-        head = self._heads[route] + tail
-        return Leg(self.pool, [head, *body], len(head) + size, future, relay)
+        return self._post(self._heads[route], body, request_id, future, relay)
+
+    def tokenize(self, body: Pieces, request_id: str, future: asyncio.Future[Reply | None]) -> Leg:
+        """Ask how many tokens a request's prompt has (vLLM's /tokenize, which takes the same body)."""
+        return self._post(self._tokenize_head, body, request_id, future, None)
 
     def get(self, path: str, future: asyncio.Future[Reply | None]) -> Leg:
         """Ask for one of the engine's other pages."""
         head = f"GET {self.config.url.path}{path} {self._get_head}\r\n".encode()
         return Leg(self.pool, [head], len(head), future)
+
+    def _post(
+        self,
+        head: bytes,
+        body: Pieces,
+        request_id: str,
+        future: asyncio.Future[Reply | None],
+        relay: Relay | None,
+    ) -> Leg:
+        size = Body.size(body)
+        head += f"x-request-id: {request_id}\r\ncontent-length: {size}\r\n\r\n".encode()
+        return Leg(self.pool, [head, *body], len(head) + size, future, relay)

@@ -1,0 +1,578 @@
+"""One request's whole way: from its head to its outcome.
+
+The coroutine `_serve` reads like the way itself: read the body, take a seat, prefill, take a seat, decode. It
+waits for one future at a time. Everything that can end a request from outside (its client, its deadline, the
+router's stop) goes through `interrupt`, which closes the leg under way and raises the ending at the point of
+waiting; so what was taken is given back in one place, on every path, exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from narwhal._fast.assemble import AssemblyError, Assembler
+from narwhal._fast.body import Body
+from narwhal._fast.relay import Relay
+from narwhal.accounting.record import Attempt, LengthSource
+from narwhal.accounting.token_accounting import of_dialect
+from narwhal.admission.door import Grant, SeatRequest
+from narwhal.config import Sizing
+from narwhal.engines.dialects import HandoffError
+from narwhal.engines.engine import Engine
+from narwhal.engines.leg import Leg, LegLost, Reply
+from narwhal.engines.pool import ConnectionFailed
+from narwhal.engines.readings import read_token_count, read_usage
+from narwhal.fleet.table import Phase
+from narwhal.outcomes import Ending
+from narwhal.request import CompletionRequest, Route, read
+from narwhal.serving import failures, replies
+from narwhal.serving.failures import LegFailure
+
+if TYPE_CHECKING:
+    from narwhal.serving.http import ClientConnection, RequestHead
+    from narwhal.serving.router import Router
+
+log = logging.getLogger("narwhal.serving")
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """One completion request, from its head to its outcome."""
+
+    def __init__(self, router: Router, connection: ClientConnection, route: Route, head: RequestHead) -> None:
+        self._router = router
+        self._connection = connection
+        self._head = head
+        self._serving = router.config.serving
+        self._loop = router.loop
+        self._held = False
+        self._ended = False
+        self._interruption: Ending | None = None
+        self._waiter: asyncio.Future[object] | None = None
+        self._leg: Leg | None = None
+        self._relay: Relay | None = None
+        self._grants: list[Grant] = []
+        self._stage_deadline = math.inf
+        self._stage_ending: Ending | None = None
+        self._decoding = False
+        self._paused = False
+        self._next_comment = math.inf
+        self._stage = "being read"
+        self._route = route
+        self.record = router.arrived(self, route)
+        self.record.client_request_id = _sane_id(head.headers.get(b"x-request-id"))
+        self.body_limit = self._serving.max_request_bytes
+        self.deadline = self.record.arrived + self._serving.request_timeout_s
+
+    # ---- the connection's calls
+
+    def begin(self) -> None:
+        """Take a place among the held. Raises Ending."""
+        self._router.door.hold()
+        self._held = True
+
+    def run(self, body: bytes) -> None:
+        """The body has come."""
+        self.record.body_read = time.monotonic()
+        self.record.request_bytes = len(body)
+        self._router.track(self._run(body))
+
+    def refuse(self, ending: Ending) -> None:
+        """The request ends before its body was read; the connection sends the reply."""
+        self._end(ending, ending.http_status)
+
+    def client_left(self) -> None:
+        """The client closed its connection."""
+        ending = Ending("disconnected", "the client closed its connection")
+        if self.record.body_read is None:
+            self._end(ending, None)
+        else:
+            self.interrupt(ending)
+
+    def pause(self) -> None:
+        """The client reads too slowly: stop reading from the engine."""
+        self._paused = True
+        if self._leg is not None:
+            self._leg.pause()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self._paused = False
+        if self._leg is not None:
+            self._leg.resume()
+        if self._decoding:
+            self._watch_decode(time.monotonic())
+
+    def reply_headers(self) -> list[replies.Header]:
+        """Headers of every reply to this request."""
+        return [("x-request-id", self.record.request_id)]
+
+    def on_alarm(self, now: float) -> None:
+        """A deadline of the request's, or the next comment to a silent stream, is due."""
+        if now >= self.deadline:
+            limit = self._serving.request_timeout_s
+            self.interrupt(
+                Ending(
+                    "deadline_expired",
+                    f"the request was not complete {limit:g} s after its arrival (serving.request_timeout_s); "
+                    f"it was {self._stage}",
+                )
+            )
+            return
+        if now >= self._stage_deadline and not (self._decoding and self._decode_goes_on(now)):
+            ending, self._stage_ending = self._stage_ending, None
+            self._stage_deadline = math.inf
+            if ending is not None:
+                self._fail_stage(ending)
+        if now >= self._next_comment:
+            self._comment(now)
+        self._set_alarm()
+
+    # ---- ending from outside
+
+    def interrupt(self, ending: Ending) -> None:
+        """End the request as soon as it can be: close its leg, raise `ending` where it waits."""
+        if self._ended or self._interruption is not None:
+            return
+        if self._relay is not None and self._relay.done and self._relay.under_way:
+            return  # the client has the whole answer
+        self._interruption = ending
+        self._drop_leg()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(ending)
+
+    def _drop_leg(self) -> None:
+        if self._relay is not None:
+            self._relay.abandon()
+        if self._leg is not None:
+            self._leg.abort()
+            self._leg = None
+
+    # ---- the way
+
+    async def _run(self, raw: bytes) -> None:
+        ending: Ending | None
+        response: bytes | None = None
+        try:
+            response = await self._serve(raw)
+            ending = self._interruption
+        except Ending as early:
+            ending = early
+        except Exception:
+            log.exception("request %s failed in the router", self.record.request_id)
+            ending = Ending("internal_error", "the router failed; its log says more under this request's ID")
+        finally:
+            self._drop_leg()
+            self._give_back_seats()
+        self._end(ending, self._status(ending))
+        self._answer(ending, response)
+
+    async def _serve(self, raw: bytes) -> bytes | None:
+        """Serve the request; returns the whole response if it was not streamed. Raises Ending."""
+        request = read(self._route, raw, model=self._router.config.model, headers=self._head.headers)
+        record = self.record
+        record.stream = request.stream
+        record.slo_ttft_s = request.slo_ttft_s or record.slo_ttft_s
+        record.slo_tpot_s = request.slo_tpot_s or record.slo_tpot_s
+        await self._size(request)
+        if request.stream:
+            close = not self._connection.keep_alive
+            framed = self._head.http11
+            self._relay = Relay(
+                self,
+                outlet=self._connection.outlet,
+                head=replies.stream_head(record.request_id, framed=framed, close=close),
+                framed=framed,
+                keep_ids=request.return_token_ids,
+                keep_usage=request.include_usage,
+                limit=self._serving.max_response_bytes,
+            )
+            if self._serving.keepalive_s is not None:
+                self._next_comment = time.monotonic() + self._serving.keepalive_s
+        else:
+            self._relay = Relay(self, limit=self._serving.max_response_bytes)
+        self._set_alarm()
+        avoid: frozenset[int] = frozenset()
+        last: LegFailure | None = None
+        while True:
+            attempt = Attempt()
+            record.attempts.append(attempt)
+            try:
+                return await self._attempt(request, attempt, avoid, last)
+            except LegFailure as failure:
+                last = failure
+                attempt.failure = failure.ending.name
+                attempt.error = failure.ending.message
+                self._router.leg_failed(failure)
+                if self._relay.output_sent or len(record.attempts) >= self._serving.max_attempts:
+                    raise failure.ending from None
+                avoid |= {failure.engine}
+            finally:
+                self._drop_leg()
+                self._give_back_seats()
+
+    async def _size(self, request: CompletionRequest) -> None:
+        """Learn the input's length in tokens."""
+        record = self.record
+        tokens, source = request.prompt_token_count, LengthSource.TOKEN_IDS
+        if tokens is None and self._router.config.engine.sizing is Sizing.EXACT:
+            tokens, source = await self._ask_for_length(request), LengthSource.TOKENIZER
+        if tokens is None:
+            tokens = self._router.input_lengths.estimate(request.route, request.prompt_bytes)
+            source = LengthSource.ESTIMATE
+        record.input_tokens = tokens
+        record.input_tokens_from = source
+        record.sized = time.monotonic()
+
+    async def _ask_for_length(self, request: CompletionRequest) -> int | None:
+        engine = self._router.any_engine(Phase.PREFILL)
+        if engine is None:
+            return None
+        future = self._loop.create_future()
+        pieces = request.body.edit(frozenset({"stream", "stream_options"}), {})
+        try:
+            self._leg = engine.tokenize(pieces, self._leg_id("t"), future)
+            self._enter("being sized", self._serving.prefill_timeout_s, None)
+            reply = await self._wait(future)
+        except (ConnectionFailed, LegLost):
+            return None
+        finally:
+            self._leg = None
+        return read_token_count(reply) if isinstance(reply, Reply) else None
+
+    async def _attempt(
+        self, request: CompletionRequest, attempt: Attempt, avoid: frozenset[int], last: LegFailure | None
+    ) -> bytes | None:
+        grant, attempt.prefill_waited_s = await self._seat(Phase.PREFILL, avoid, last)
+        self.record.seat = time.monotonic()
+        engine = self._router.engines[grant.engine]
+        if grant.both:
+            attempt.decode = engine.id
+            return await self._decode(request, engine, grant, None, None)
+        attempt.prefill = engine.id
+        handoff, cached = await self._prefill(request, engine, grant.engine)
+        grant.release(Phase.PREFILL)
+        grant, attempt.decode_waited_s = await self._seat(Phase.DECODE, avoid, last)
+        engine = self._router.engines[grant.engine]
+        attempt.decode = engine.id
+        return await self._decode(request, engine, grant, handoff, cached)
+
+    async def _seat(
+        self, phase: Phase, avoid: frozenset[int], last: LegFailure | None
+    ) -> tuple[Grant, float]:
+        """A seat, and the seconds it was waited for.
+
+        It is away from the engines that failed this request, if there are others.
+        """
+        door = self._router.door
+        if avoid and not self._router.others_eligible(phase, avoid):
+            if last is not None and last.slow:
+                raise last.ending
+            avoid = frozenset()
+        future: asyncio.Future[Grant] = self._loop.create_future()
+
+        def granted(grant: Grant) -> None:
+            self._grants.append(grant)
+            if not future.done():
+                future.set_result(grant)
+
+        def unavailable() -> None:
+            if not future.done():
+                future.set_exception(
+                    Ending("backend_unavailable", f"every engine for {phase.name.lower()} left the fleet")
+                )
+
+        request = SeatRequest(phase, self.record.arrived, avoid, granted, unavailable)
+        grant = door.ask(request)
+        if grant is not None:
+            self._grants.append(grant)
+            return grant, 0.0
+        limit = self._serving.queue_timeout_s
+        began = time.monotonic()
+        self._enter(
+            f"waiting for a {phase.name.lower()} seat",
+            limit,
+            Ending(
+                "queue_expired",
+                f"no {phase.name.lower()} seat came free within {limit:g} s (serving.queue_timeout_s)",
+            ),
+        )
+        try:
+            grant = await self._wait(future)
+        finally:
+            door.leave(request)
+            self._leave()
+        return grant, time.monotonic() - began
+
+    async def _prefill(
+        self, request: CompletionRequest, engine: Engine, index: int
+    ) -> tuple[bytes, int | None]:
+        """The prefill leg: the handoff, and how many prompt tokens the engine found cached."""
+        where = f"engine {engine.id} (prefill leg)"
+        limit = self._serving.prefill_timeout_s
+        future = self._loop.create_future()
+        self._leg = engine.call(
+            request.route, engine.dialect.prefill_body(request), self._leg_id("p"), future
+        )
+        timeout = Ending("engine_timeout", f"{where} did not answer within {limit:g} s (serving.prefill_timeout_s)")
+        self._enter("in its prefill leg", limit, timeout)
+        reply = await self._await_leg(future, where, index)
+        assert reply is not None
+        if reply.status != 200:
+            ending = failures.of_status(reply, where)
+            raise ending if ending.name == "engine_rejected" else LegFailure(ending, index)
+        try:
+            body = Body(reply.body)
+            handoff = engine.dialect.read_handoff(body)
+        except HandoffError as error:
+            raise LegFailure(Ending("handoff_failed", f"{where}: {error}"), index) from None
+        except (ValueError, TypeError) as error:
+            raise LegFailure(Ending("broken_stream", f"{where}: its reply is no JSON object: {error}"), index) from None
+        self.record.prefill = time.monotonic()
+        usage = read_usage(body)
+        if usage.prompt_tokens is not None:
+            self._learn_length(request, usage.prompt_tokens)
+        return handoff, usage.cached_tokens
+
+    async def _decode(
+        self,
+        request: CompletionRequest,
+        engine: Engine,
+        grant: Grant,
+        handoff: bytes | None,
+        cached: int | None,
+    ) -> bytes | None:
+        """The decode leg, or the one leg on an engine that does all."""
+        relay = self._relay
+        assert relay is not None
+        dialect = engine.dialect
+        assembler = None
+        if not request.stream:
+            assembler = Assembler(
+                request.route is Route.CHAT,
+                request.return_token_ids,
+                self._serving.max_response_bytes,
+                dialect.name,
+            )
+        relay.begin(dialect.supplies_token_ids, assembler, cached)
+        where = f"engine {engine.id} ({'decode leg' if handoff is not None else 'whole request'})"
+        limit = self._serving.first_token_timeout_s
+        future = self._loop.create_future()
+        self._decode_future = future
+        self._decode_where = where
+        self.record.token_accounting = of_dialect(engine.config.dialect)
+        self.record.handoff = time.monotonic()
+        self._leg = engine.call(
+            request.route, dialect.decode_body(request, handoff), self._leg_id("d"), future, relay
+        )
+        if self._paused:
+            self._leg.pause()
+        timeout = Ending(
+            "engine_timeout", f"{where} sent no output within {limit:g} s (serving.first_token_timeout_s)"
+        )
+        self._enter("in its decode leg", limit, timeout)
+        self._decoding = True
+        try:
+            reply = await self._await_leg(future, where, grant.engine)
+        finally:
+            self._decoding = False
+            self._take_counts(relay, grant.engine)
+        if reply is not None:
+            ending = failures.of_status(reply, where)
+            raise ending if ending.name == "engine_rejected" else LegFailure(ending, grant.engine)
+        if relay.failure is not None:
+            raise self._stream_failure(relay, where, grant.engine)
+        if grant.both and relay.prompt_tokens > 0:
+            self._learn_length(request, relay.prompt_tokens)
+        if assembler is None:
+            return None
+        tokens, _ = relay.output_tokens()
+        try:
+            return assembler.finish(self.record.input_tokens or 0, tokens, -1 if cached is None else cached)
+        except AssemblyError as error:
+            raise Ending("assembly", f"{where}: {error}") from None
+
+    def _stream_failure(self, relay: Relay, where: str, engine: int) -> Exception:
+        name = relay.failure or "broken_stream"
+        if name == "engine_error":
+            ending = failures.of_error_event(relay.error_object, where)
+            return ending if ending.name == "engine_rejected" else LegFailure(ending, engine)
+        ending = Ending(name, f"{where}: {relay.failure_message}")
+        if name in ("assembly", "response_too_large", "internal_error"):
+            return ending
+        return LegFailure(ending, engine)
+
+    async def _await_leg(self, future: asyncio.Future[Reply | None], where: str, engine: int) -> Reply | None:
+        try:
+            return await self._wait(future)
+        except ConnectionFailed as error:
+            raise LegFailure(Ending("connect_failed", f"{where} can't be reached: {error}"), engine) from None
+        except LegLost as error:
+            raise LegFailure(Ending("broken_stream", f"{where}: {error}"), engine) from None
+        except _StageExpired as error:
+            raise LegFailure(error.ending, engine, slow=True) from None
+        finally:
+            self._leave()
+
+    async def _wait(self, future: asyncio.Future[T]) -> T:
+        if self._interruption is not None:
+            raise self._interruption
+        self._waiter = future
+        try:
+            result = await future
+        finally:
+            self._waiter = None
+        if self._interruption is not None:
+            raise self._interruption
+        return result
+
+    def _take_counts(self, relay: Relay, engine: int) -> None:
+        # What the relay saw of an attempt's stream, whether it ended well or not.
+        record = self.record
+        record.first_token = relay.first_at or None
+        record.last_token = relay.last_at or None
+        tokens, source = relay.output_tokens()
+        record.output_tokens = tokens
+        record.output_tokens_from = LengthSource(source)
+        reported = relay.completion_tokens
+        record.usage_completion_tokens = reported if reported >= 0 else None
+        self._router.counted(engine, relay)
+
+    def _learn_length(self, request: CompletionRequest, prompt_tokens: int) -> None:
+        if request.prompt_token_count is None:
+            self._router.input_lengths.learn(request.route, request.prompt_bytes, prompt_tokens)
+        self.record.prompt_tokens = prompt_tokens
+
+    def _leg_id(self, leg: str) -> str:
+        return f"{self.record.request_id}-{leg}{len(self.record.attempts) or 1}"
+
+    # ---- the relay's calls
+
+    def on_output(self) -> None:
+        """The first output came."""
+        for grant in self._grants:
+            if grant.both and Phase.PREFILL in grant.held:
+                grant.release(Phase.PREFILL)
+        self._next_comment = math.inf
+        self._watch_decode(time.monotonic())
+
+    def on_end(self) -> None:
+        """The stream is over, one way or the other."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ---- time
+
+    def _enter(self, stage: str, limit_s: float, ending: Ending | None) -> None:
+        self._stage = stage
+        self._stage_deadline = time.monotonic() + limit_s
+        self._stage_ending = ending
+        self._set_alarm()
+
+    def _leave(self) -> None:
+        self._stage_deadline = math.inf
+        self._stage_ending = None
+
+    def _set_alarm(self) -> None:
+        self._connection.alarm.set(min(self.deadline, self._stage_deadline, self._next_comment))
+
+    def _watch_decode(self, now: float) -> None:
+        # Between events the limit is another one, counted from the last output.
+        limit = self._serving.stream_idle_timeout_s
+        self._stage = "being streamed"
+        self._stage_deadline = now + limit
+        self._stage_ending = Ending(
+            "engine_timeout",
+            f"{self._decode_where} sent nothing for {limit:g} s (serving.stream_idle_timeout_s)",
+        )
+        self._set_alarm()
+
+    def _decode_goes_on(self, now: float) -> bool:
+        # No timer moves with each event: when one fires, see how long ago the last event really was.
+        relay = self._relay
+        if relay is None or relay.last_at == 0:
+            return False
+        if self._paused:
+            # The silence is the client's; the request's deadline bounds it.
+            self._stage_deadline = math.inf
+            return True
+        due = relay.last_at + self._serving.stream_idle_timeout_s
+        if due <= now:
+            return False
+        self._stage_deadline = due
+        return True
+
+    def _fail_stage(self, ending: Ending) -> None:
+        self._drop_leg()
+        if self._waiter is not None and not self._waiter.done():
+            if ending.name == "queue_expired":
+                self._waiter.set_exception(ending)
+            else:
+                self._waiter.set_exception(_StageExpired(ending))
+
+    def _comment(self, now: float) -> None:
+        interval = self._serving.keepalive_s
+        if interval is None or self._relay is None:
+            self._next_comment = math.inf
+            return
+        self._relay.comment()
+        self._next_comment = now + interval
+
+    # ---- the end
+
+    def _give_back_seats(self) -> None:
+        grants, self._grants = self._grants, []
+        for grant in grants:
+            grant.release_all()
+
+    def _status(self, ending: Ending | None) -> int | None:
+        # The status that the client has been sent, or is about to be.
+        if self._relay is not None and self._relay.under_way:
+            return 200
+        if ending is None:
+            return 200
+        return None if ending.outcome.status is None and ending.status is None else ending.http_status
+
+    def _end(self, ending: Ending | None, status: int | None) -> None:
+        """Count the outcome, once."""
+        assert not self._ended
+        self._ended = True
+        if self._held:
+            self._router.door.let_go()
+        self._router.ended(self, ending, status)
+
+    def _answer(self, ending: Ending | None, response: bytes | None) -> None:
+        connection = self._connection
+        if connection.gone:
+            return
+        relay = self._relay
+        if relay is not None and relay.under_way:
+            if ending is not None:
+                relay.end_with(ending.terminal_event())
+            connection.finish()
+        elif ending is None:
+            connection.reply(200, response or b"", headers=self.reply_headers())
+        else:
+            status, body, headers = replies.error(ending, self.reply_headers())
+            connection.reply(status, body, headers=headers)
+
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+def _sane_id(sent: bytes | None) -> str | None:
+    """A client's request ID, if it is one and no attempt at something else."""
+    return sent.decode() if sent and _SANE_ID.fullmatch(sent) else None
+
+
+class _StageExpired(Exception):
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.message)
+        self.ending = ending

@@ -1,0 +1,80 @@
+"""What became of a leg that failed, as an ending, and whether another attempt may help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from narwhal.engines.leg import Reply
+from narwhal.outcomes import Ending
+
+# An engine's 4xx that are not about the request: its key, its routes, its load.
+_NOT_THE_CLIENTS = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 426, 429})
+
+
+class LegFailure(Exception):
+    """A leg failed in a way that another attempt may mend."""
+
+    def __init__(self, ending: Ending, engine: int, *, slow: bool = False) -> None:
+        """`engine` by index; `slow`: it failed by taking too long, and would again."""
+        super().__init__(ending.message)
+        self.ending = ending
+        self.engine = engine
+        self.slow = slow
+
+
+def of_status(reply: Reply, where: str) -> Ending:
+    """An ending for a reply that is not what the leg asked for. `where` names engine and leg."""
+    status = reply.status
+    error = _error_in(reply.body)
+    message = str(error.get("message") or "") if error else ""
+    if 400 <= status < 500 and status not in _NOT_THE_CLIENTS:
+        return _the_clients_own(status, error, message)
+    if status == 200:
+        return Ending("broken_stream", f"{where} answered with something other than an event stream")
+    said = f": {message}" if message else ""
+    return Ending("engine_status", f"{where} answered {status}{said}")
+
+
+def of_error_event(raw: bytes | None, where: str) -> Ending:
+    """An ending for an error object in a stream."""
+    error = _object(raw or b"")
+    message = str(error.get("message") or "") if error else ""
+    code = error.get("code") if error else None
+    if isinstance(code, int) and 400 <= code < 500 and code not in _NOT_THE_CLIENTS:
+        return _the_clients_own(code, error, message)
+    said = f": {message}" if message else ""
+    return Ending("engine_error", f"{where} sent an error in its stream{said}")
+
+
+def _the_clients_own(status: int, error: dict[str, Any] | None, message: str) -> Ending:
+    param = error.get("param") if error else None
+    code = error.get("code") if error else None
+    return Ending(
+        "engine_rejected",
+        message or f"the engine answered {status}",
+        param=param if isinstance(param, str) else None,
+        status=status,
+        code=code if isinstance(code, str | int) else None,
+    )
+
+
+def _error_in(body: bytes) -> dict[str, Any] | None:
+    parsed = _object(body)
+    if parsed is None:
+        return None
+    inner = parsed.get("error")
+    if isinstance(inner, dict):
+        return inner
+    if isinstance(inner, str):
+        return {"message": inner}
+    return parsed
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        parsed = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return parsed if isinstance(parsed, dict) else None

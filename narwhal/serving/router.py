@@ -1,0 +1,150 @@
+"""The router: the rooms wired together, and what all requests share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import ssl
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from narwhal._fast.relay import Relay
+from narwhal.accounting.accounts import Accounts
+from narwhal.accounting.journal import Journal
+from narwhal.accounting.loop_lag import LoopLag
+from narwhal.accounting.record import Record
+from narwhal.admission.door import Door
+from narwhal.admission.readiness import Readiness
+from narwhal.config import FleetConfig
+from narwhal.engines.engine import Engine
+from narwhal.fleet.table import FleetTable, Phase
+from narwhal.outcomes import Ending
+from narwhal.placement.eligible import eligible
+from narwhal.profiles.input_length import InputLengths
+from narwhal.request import Route
+from narwhal.serving.exchange import Exchange
+from narwhal.serving.failures import LegFailure
+
+log = logging.getLogger("narwhal.serving")
+
+_SWEEP_S = 1.0
+
+
+class Router:
+    """One router: its fleet, its door, its accounts, and the requests under way."""
+
+    def __init__(self, config: FleetConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self.config = config
+        self.loop = loop
+        self.table = FleetTable(config.engines)
+        self.readiness = Readiness()
+        self.door = Door(
+            self.table,
+            self.readiness,
+            retention_limit=config.serving.retention_limit,
+            queue_capacity=config.serving.queue_capacity,
+        )
+        api_key = os.environ[config.engine.api_key_env] if config.engine.api_key_env else None
+        tls = None
+        if any(engine.url.scheme == "https" for engine in config.engines):
+            tls = ssl.create_default_context(cafile=config.engine.ca_file)
+        self.engines = [
+            Engine(
+                engine,
+                config.engine,
+                api_key=api_key,
+                tls=tls,
+                reply_limit=config.serving.max_response_bytes,
+            )
+            for engine in config.engines
+        ]
+        self.input_lengths = InputLengths()
+        self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
+        self.accounts = Accounts(config, self._journal.write if self._journal else None)
+        self._loop_lag = LoopLag(self.accounts.loop_lag)
+        self.started_at = time.time()
+        self.exchanges: set[Exchange] = set()
+        self._id_prefix = f"req-{os.urandom(5).hex()}-"
+        self._ids = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin the housekeeping that goes on once a second."""
+        self._loop_lag.start(self.loop)
+        self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)
+
+    async def close(self) -> None:
+        """End what is left, and close every connection to engines. Call when no request is wanted any more."""
+        self.interrupt_all(Ending("shutdown", "the router stopped before the answer was complete"))
+        await self.settled()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._loop_lag.stop()
+        await asyncio.gather(*(engine.pool.close() for engine in self.engines))
+        if self._journal is not None:
+            await self.loop.run_in_executor(None, self._journal.close)
+
+    async def settled(self) -> None:
+        """Wait until every request under way has ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def interrupt_all(self, ending: Ending) -> None:
+        """End every request under way."""
+        for exchange in list(self.exchanges):
+            exchange.interrupt(ending)
+
+    # ---- the exchanges' calls
+
+    def _new_id(self) -> str:
+        """An ID no other request has: random per process, then counted."""
+        return f"{self._id_prefix}{next(self._ids):x}"
+
+    def track(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a request's coroutine and keep it alive."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def arrived(self, exchange: Exchange, route: Route) -> Record:
+        """A request came to a completion route."""
+        self.exchanges.add(exchange)
+        return self.accounts.arrive(self._new_id(), route, now=time.monotonic(), received_at=time.time())
+
+    def ended(self, exchange: Exchange, ending: Ending | None, status: int | None) -> None:
+        """A request has ended; no ending: it was served. `status` is what its client was sent, if anything."""
+        self.exchanges.discard(exchange)
+        self.accounts.settle(
+            exchange.record,
+            ending.name if ending else "served",
+            now=time.monotonic(),
+            status=status,
+            error=ending.message if ending else None,
+        )
+
+    def leg_failed(self, failure: LegFailure) -> None:
+        """A leg failed on its engine."""
+        name = self.engines[failure.engine].id
+        log.warning("%s", failure.ending.message, extra={"engine": name, "kind": failure.ending.name})
+        self.accounts.leg_failed(failure.engine, failure.ending.name)
+
+    def others_eligible(self, phase: Phase, avoid: frozenset[int]) -> bool:
+        """Whether there are engines for a leg besides those to avoid."""
+        return bool(eligible(self.table, phase, avoid))
+
+    def any_engine(self, phase: Phase) -> Engine | None:
+        """Some engine that serves a phase."""
+        engines = eligible(self.table, phase, frozenset())
+        return self.engines[engines[0]] if engines else None
+
+    # ---- housekeeping
+
+    def _housekeep(self) -> None:
+        now = time.monotonic()
+        for engine in self.engines:
+            engine.pool.sweep(now)
+        self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)

@@ -1,0 +1,319 @@
+"""Which path is served by what, and the pages that are answered at once."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from narwhal import __version__
+from narwhal.admission.readiness import State
+from narwhal.config import Admission
+from narwhal.fleet.table import Phase
+from narwhal.outcomes import Ending
+from narwhal.request import Route
+from narwhal.serving import replies
+from narwhal.serving.exchange import Exchange
+
+if TYPE_CHECKING:
+    from narwhal.serving.http import ClientConnection, Handler, RequestHead
+    from narwhal.serving.router import Router
+
+Answer = tuple[int, bytes, str]  # status, body, content type
+Page = Callable[["Router", "RequestHead", bytes], Answer]
+
+CONTROL_BODY_LIMIT = 65536
+_COMPLETIONS = {"/v1/completions": Route.COMPLETIONS, "/v1/chat/completions": Route.CHAT}
+
+
+def _json(value: object, status: int = 200) -> Answer:
+    return status, orjson.dumps(value), replies.JSON
+
+
+def token_accounting(router: Router) -> str:
+    """`token_ids` if every engine supplies them, else `unavailable`."""
+    return "token_ids" if all(e.dialect.supplies_token_ids for e in router.engines) else "unavailable"
+
+
+def _model(router: Router) -> dict[str, Any]:
+    return {
+        "id": router.config.model,
+        "object": "model",
+        "created": int(router.started_at),
+        "owned_by": "narwhal",
+        "token_accounting": token_accounting(router),
+    }
+
+
+def models(router: Router, head: RequestHead, body: bytes) -> Answer:
+    """The one model."""
+    return _json({"object": "list", "data": [_model(router)]})
+
+
+def model(router: Router, head: RequestHead, body: bytes) -> Answer:
+    """The one model by name."""
+    return _json(_model(router))
+
+
+def health(router: Router, head: RequestHead, body: bytes) -> Answer:
+    """The process lives."""
+    table = router.table
+    available = sum(table.available)
+    return _json(
+        {"status": "ok", "engines": {"total": len(table), "available": available, "unavailable": len(table) - available}}
+    )
+
+
+def ready(router: Router, head: RequestHead, body: bytes) -> Answer:
+    """It may be given traffic; else the reason."""
+    blocker = router.readiness.blocker
+    if blocker is None:
+        return _json({"status": "ready"})
+    state, reason = blocker
+    return _json({"status": state.value, "reason": reason}, 503)
+
+
+def metrics(router: Router, head: RequestHead, body: bytes) -> Answer:
+    """Prometheus metrics."""
+    accept = head.headers.get(b"accept", b"").decode("latin-1")
+    page, content_type = router.accounts.metrics(accept)
+    return 200, page, content_type
+
+
+def state(router: Router, head: RequestHead, body: bytes) -> Answer:
+    """Everything, as JSON."""
+    config, table, door = router.config, router.table, router.door
+    predictive = config.serving.admission is Admission.PREDICTIVE
+    blocker = router.readiness.blocker
+    engines = []
+    for index, engine in enumerate(router.engines):
+        seats = {}
+        for phase in Phase:
+            if phase in table.needs(index):
+                seats[phase.name.lower()] = {
+                    "used": table.seats[phase][index],
+                    "limit": table.limit[phase][index],
+                }
+        engines.append(
+            {
+                "id": engine.id,
+                "url": str(engine.config.url),
+                "role": engine.config.role.value,
+                "dialect": engine.dialect.name,
+                "token_accounting": "token_ids" if engine.dialect.supplies_token_ids else "unavailable",
+                "available": bool(table.available[index]),
+                "seats": seats,
+                "connections": engine.pool.open_connections,
+                **router.accounts.engine_state(index),
+            }
+        )
+    return _json(
+        {
+            "version": __version__,
+            "model": config.model,
+            "started_at": router.started_at,
+            "status": router.readiness.status.value,
+            "reason": blocker[1] if blocker else None,
+            "admission": {
+                "mode": config.serving.admission.value,
+                "acts_as": "open",
+                "note": "no cost models yet: predictive admits as open does" if predictive else None,
+            },
+            "slo": {"ttft_s": config.slo.ttft_s, "tpot_s": config.slo.tpot_s},
+            "profiles": {"path": config.profiles.path, "used": False},
+            "sizing": config.engine.sizing.value,
+            "token_accounting": token_accounting(router),
+            "held": door.held,
+            "retention_limit": config.serving.retention_limit,
+            "waiting": {phase.name.lower(): door.waiting(phase) for phase in Phase},
+            "queue_capacity": config.serving.queue_capacity,
+            "input_length": router.input_lengths.state(),
+            **router.accounts.state(),
+            "engines": engines,
+        }
+    )
+
+
+def maintenance(router: Router, head: RequestHead, body: bytes) -> Answer:
+    """Set or clear maintenance by hand: `{"on": true, "reason": "..."}`."""
+    try:
+        wanted = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Ending("invalid_json", f"the body is not valid JSON: {error}") from None
+    if not isinstance(wanted, dict):
+        raise Ending("invalid_body", "the body must be a JSON object")
+    if not isinstance(wanted.get("on"), bool):
+        raise Ending("invalid_field", f"`on` must be true or false; got {wanted.get('on')!r}", param="on")
+    reason = wanted.get("reason", "maintenance was set by an operator")
+    if not isinstance(reason, str):
+        raise Ending("invalid_field", "`reason` must be a string", param="reason")
+    if wanted["on"]:
+        router.readiness.set(State.MAINTENANCE, "operator", reason)
+    else:
+        router.readiness.clear(State.MAINTENANCE, "operator")
+    return _json({"status": router.readiness.status.value})
+
+
+_GET: dict[str, Page] = {
+    "/v1/models": models,
+    "/health": health,
+    "/ready": ready,
+    "/metrics": metrics,
+    "/narwhal/state": state,
+}
+_CONTROL: dict[str, Page] = {"/narwhal/maintenance": maintenance}
+
+
+def find(router: Router, connection: ClientConnection, head: RequestHead) -> Handler:
+    """The handler for a request."""
+    path, method = head.path, head.method
+    route = _COMPLETIONS.get(path)
+    if route is not None and method == "POST":
+        return Exchange(router, connection, route, head)
+    if route is not None or path in _CONTROL:
+        allow = "POST, OPTIONS"
+        if method == "POST":
+            return PageHandler(router, connection, head, _CONTROL[path], control=True)
+    else:
+        page = _GET.get(path)
+        if page is None and path == f"/v1/models/{router.config.model}":
+            page = model
+        if page is None:
+            return FixedHandler(connection, _not_found(path))
+        allow = "GET, HEAD, OPTIONS"
+        if method in ("GET", "HEAD"):
+            return PageHandler(router, connection, head, page, control=False)
+    if method == "OPTIONS":
+        return OptionsHandler(connection, allow)
+    return FixedHandler(
+        connection,
+        Ending(
+            "malformed_http",
+            f"{path} does not answer {method}; it answers {allow}",
+            status=405,
+            code="method_not_allowed",
+        ),
+        [("allow", allow)],
+    )
+
+
+def _not_found(path: str) -> Ending:
+    if path.startswith("/v1/models/"):
+        return Ending("model_not_found", f"the model {path[11:75]!r} is not served here", param="model")
+    known = ", ".join([*_COMPLETIONS, *_GET])
+    return Ending(
+        "malformed_http", f"no such path: {path[:200]}; there are {known}", status=404, code="not_found"
+    )
+
+
+class _Plain:
+    """A handler that answers as soon as it has the request."""
+
+    deadline = math.inf
+    body_limit = CONTROL_BODY_LIMIT
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    def begin(self) -> None: ...
+
+    def refuse(self, ending: Ending) -> None: ...
+
+    def on_alarm(self, now: float) -> None: ...
+
+    def client_left(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def reply_headers(self) -> list[replies.Header]:
+        return []
+
+
+class FixedHandler(_Plain):
+    """Always the same error."""
+
+    def __init__(
+        self, connection: ClientConnection, ending: Ending, headers: list[replies.Header] | None = None
+    ) -> None:
+        super().__init__(connection)
+        self._ending = ending
+        self._headers = headers or []
+
+    def begin(self) -> None:
+        """Refuse before the body is read. Raises Ending."""
+        raise self._ending
+
+    def run(self, body: bytes) -> None:
+        """Never reached: `begin` refuses."""
+
+    def reply_headers(self) -> list[replies.Header]:
+        """What goes with the error."""
+        return self._headers
+
+
+class OptionsHandler(_Plain):
+    """Which methods a path answers."""
+
+    def __init__(self, connection: ClientConnection, allow: str) -> None:
+        super().__init__(connection)
+        self._allow = allow
+
+    def run(self, body: bytes) -> None:
+        """Answer."""
+        self._connection.reply(204, b"", None, [("allow", self._allow)])
+
+
+class PageHandler(_Plain):
+    """A page made on the spot; control pages for the entitled only."""
+
+    def __init__(
+        self, router: Router, connection: ClientConnection, head: RequestHead, page: Page, *, control: bool
+    ) -> None:
+        super().__init__(connection)
+        self._router = router
+        self._head = head
+        self._page = page
+        self._control = control
+
+    def begin(self) -> None:
+        """Check who asks. Raises Ending."""
+        if not self._control:
+            return
+        variable = self._router.config.serving.control_token_env
+        token = os.environ.get(variable) if variable else None
+        if token:
+            sent = self._head.headers.get(b"authorization", b"")
+            if not hmac.compare_digest(sent, b"Bearer " + token.encode()):
+                raise Ending(
+                    "malformed_http",
+                    "control routes need the bearer token that serving.control_token_env names",
+                    status=401,
+                    code="unauthorized",
+                )
+        elif not _is_loopback(self._connection.peer):
+            raise Ending(
+                "malformed_http",
+                "control routes answer loopback clients only, unless serving.control_token_env is set",
+                status=403,
+                code="forbidden",
+            )
+
+    def run(self, body: bytes) -> None:
+        """Answer."""
+        try:
+            status, page, content_type = self._page(self._router, self._head, body)
+        except Ending as ending:
+            status, page, headers = replies.error(ending, [])
+            self._connection.reply(status, page, headers=headers)
+            return
+        self._connection.reply(status, page, content_type)
+
+
+def _is_loopback(peer: str) -> bool:
+    return peer.startswith("127.") or peer in ("::1", "local") or peer.startswith("::ffff:127.")
