@@ -90,7 +90,6 @@ cdef ChunkStep chunked_next(
                 if n - i >= 2 and p[i] == c'\r' and p[i + 1] == c'\n':
                     i += 2
                     c.state = AT_SIZE
-                    c.length = 0
             used[0] = i
             return CHUNK_DATA
 
@@ -135,7 +134,6 @@ cdef ChunkStep chunked_next(
             if b != c'\n':
                 return fail(c, b"a chunk must end in CRLF after as many bytes as its size says")
             c.state = AT_SIZE
-            c.length = 0
         else:
             c.length += 1
             if c.length > MAX_TRAILERS:
