@@ -40,14 +40,15 @@ class RetryAfter(StrEnum):
 class Outcome:
     """One row of the table."""
 
-    name: str  # the journal's `outcome` and the metric's `reason` label
-    counter: Counter
+    name: str  # the `reason` of the journal and of the metric's label
+    counter: Counter  # their `outcome`
     status: int | None  # None: nothing is sent (served replies carry the engine's own, cancelled ones none)
     type: str | None
     code: str | None
     retry_after: RetryAfter
     when: str  # for people: the condition
     terminal_code: str | None = None  # `code` of the event that ends a stream already under way
+    param: str = "null"  # for people: what the envelope's `param` says
 
 
 _I, _N, _O = "invalid_request_error", RetryAfter.NEVER, RetryAfter.ONE
@@ -60,19 +61,21 @@ _ROWS = (
     Outcome("invalid_json", _INVALID, 400, _I, "invalid_json", _N, "the body is not valid JSON"),
     Outcome("invalid_body", _INVALID, 400, _I, "invalid_body", _N, "the body is not a JSON object"),
     Outcome(
-        "invalid_field", _INVALID, 400, _I, None, _N, "a field the router reads has the wrong type or range"
+        "invalid_field", _INVALID, 400, _I, None, _N, "a field the router reads has the wrong type or range",
+        param="the field, with its path: `messages[2].role`",
     ),
     Outcome(
         "unsupported_sampling_width", _INVALID, 400, _I, "unsupported_sampling_width", _N,
-        "`n` > 1 or `best_of` > 1",
+        "`n` > 1 or `best_of` > 1", param="`n`, `best_of`",
     ),
     Outcome(
         "unsupported_value", _INVALID, 400, _I, "unsupported_value", _N,
         "not streaming, and asks for audio, a modality other than text, or a tool that is not a function",
+        param="`audio`, `modalities`, `tools[0]`",
     ),
     Outcome(
         "model_not_found", _INVALID, 404, _I, "model_not_found", _N,
-        "the model differs from the configured one",
+        "the model differs from the configured one", param="`model`",
     ),
     Outcome(
         "request_too_large", _INVALID, 413, "request_too_large", "request_too_large", _N,
@@ -85,6 +88,7 @@ _ROWS = (
     Outcome(
         "engine_rejected", _INVALID, None, _I, None, _N,
         "an engine answered 4xx: the request's own fault; its status and message are passed on",
+        param="the engine's",
     ),
     # The door.
     Outcome(

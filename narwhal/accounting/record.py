@@ -1,0 +1,157 @@
+"""What one request leaves behind: a record that is filled in along its way, and the journal row made of it.
+
+Moments are readings of the loop's clock. The row gives them relative to the arrival, which alone has a date.
+Neither ever holds what was asked or answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from narwhal.accounting.token_accounting import TokenAccounting
+
+_DETAIL_LENGTH = 1000  # characters of an error's detail: an engine may quote the whole request in one
+
+
+class LengthSource(StrEnum):
+    """How a length in tokens is known."""
+
+    TOKEN_IDS = "token_ids"  # counted
+    TOKENIZER = "tokenizer"  # an engine was asked
+    USAGE = "usage"  # an engine's usage said so
+    EVENTS = "events"  # one for each event with output
+    ESTIMATE = "estimate"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt at a request: engines by ID, None for a leg that never was."""
+
+    prefill: str | None = None
+    decode: str | None = None
+    prefill_waited_s: float | None = None  # for a seat; None: it never asked for one
+    decode_waited_s: float | None = None
+    failure: str | None = None  # the outcome its failure would have been
+    error: str | None = None
+
+    def as_row(self) -> dict[str, Any]:
+        """For the journal."""
+        return {
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "prefill_waited_s": _rounded(self.prefill_waited_s),
+            "decode_waited_s": _rounded(self.decode_waited_s),
+            "failure": self.failure,
+            "error": _bounded(self.error),
+        }
+
+
+@dataclass(slots=True)
+class Record:
+    """One request, from its arrival to its one outcome."""
+
+    request_id: str
+    route: str
+    arrived: float
+    received_at: float  # seconds since 1970
+    slo_ttft_s: float
+    slo_tpot_s: float
+    client_request_id: str | None = None
+    stream: bool = False
+    request_bytes: int | None = None
+
+    # Moments, None for those it did not live to see.
+    body_read: float | None = None
+    sized: float | None = None  # its input length was known
+    seat: float | None = None  # it had a seat for prefill, or for all of it
+    prefill: float | None = None  # the prefill leg had answered
+    handoff: float | None = None  # the decode leg was sent, with the handoff
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+
+    input_tokens: int | None = None
+    input_tokens_from: LengthSource | None = None
+    output_tokens: int = 0
+    output_tokens_from: LengthSource | None = None
+    token_accounting: TokenAccounting | None = None
+    usage_completion_tokens: int | None = None  # the engine's own figure
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to the first token."""
+        return None if self.first_token is None else self.first_token - self.arrived
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None when there are not two."""
+        if self.first_token is None or self.last_token is None or self.output_tokens < 2:
+            return None
+        return (self.last_token - self.first_token) / (self.output_tokens - 1)
+
+    @property
+    def met_slo(self) -> bool:
+        """Whether what came, came in time. A single token has no TPOT to miss; no token has no TTFT
+        either."""
+        return (self.ttft_s or 0.0) <= self.slo_ttft_s and (self.tpot_s or 0.0) <= self.slo_tpot_s
+
+
+def row(record: Record, outcome: str, counter: str, status: int | None, error: str | None) -> dict[str, Any]:
+    """The journal's row. `status` is the HTTP status that was sent, None if none was."""
+    last = record.attempts[-1] if record.attempts else Attempt()
+    waits = [
+        waited
+        for attempt in record.attempts
+        for waited in (attempt.prefill_waited_s, attempt.decode_waited_s)
+        if waited is not None
+    ]
+    disagrees = record.usage_completion_tokens not in (None, record.output_tokens)
+    return {
+        "request_id": record.request_id,
+        "client_request_id": record.client_request_id,
+        "route": str(record.route),
+        "stream": record.stream,
+        "received_at": record.received_at,
+        "request_bytes": record.request_bytes,
+        **{
+            f"{name}_s": None if moment is None else _rounded(moment - record.arrived)
+            for name, moment in (
+                ("body_read", record.body_read),
+                ("sized", record.sized),
+                ("seat", record.seat),
+                ("prefill", record.prefill),
+                ("handoff", record.handoff),
+                ("first_token", record.first_token),
+                ("last_token", record.last_token),
+                ("ended", record.ended),
+            )
+        },
+        "input_tokens": record.input_tokens,
+        "input_tokens_from": record.input_tokens_from,
+        "output_tokens": record.output_tokens,
+        "output_tokens_from": record.output_tokens_from,
+        "token_accounting": record.token_accounting,
+        "usage_completion_tokens": record.usage_completion_tokens if disagrees else None,
+        "ttft_s": _rounded(record.ttft_s),
+        "tpot_s": _rounded(record.tpot_s),
+        "slo_ttft_s": record.slo_ttft_s,
+        "slo_tpot_s": record.slo_tpot_s,
+        "engines": {"prefill": last.prefill, "decode": last.decode},
+        "waited_s": _rounded(sum(waits)),
+        "attempts": [attempt.as_row() for attempt in record.attempts],
+        "outcome": counter,
+        "reason": outcome,
+        "status": status,
+        "error": _bounded(error),
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def _bounded(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _DETAIL_LENGTH else text[: _DETAIL_LENGTH - 3] + "..."

@@ -1,0 +1,95 @@
+"""Everything there is to tell of a router at one instant, copied off the live figures.
+
+Copying is quick and is done on the loop, so that the figures fit each other and the sum law holds in what is
+read. Putting them into words is slow, and can then be done on another thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Protocol
+
+from narwhal.accounting.accounts import Accounts
+from narwhal.accounting.journal import Journal
+from narwhal.admission.readiness import Readiness, State
+from narwhal.config import FleetConfig
+from narwhal.fleet.table import FleetTable, Phase
+
+
+class Occupancy(Protocol):
+    """What is asked of the door."""
+
+    @property
+    def held(self) -> int:
+        """Requests held over HTTP."""
+
+    def waiting(self, phase: Phase) -> int:
+        """Requests that wait for a seat of `phase`."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFigures:
+    """What became of the journal's rows."""
+
+    written: int
+    dropped: int
+    errors: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The figures of one instant. Engines are indices into the fleet's table."""
+
+    config: FleetConfig
+    accounts: Accounts
+    held: int
+    waiting: tuple[int, ...]  # by phase
+    seats: tuple[array[int], ...]  # by phase, then engine; so are the limits
+    limits: tuple[array[int], ...]
+    available: array[int]
+    phases: tuple[tuple[Phase, ...], ...]  # by engine: the phases it has seats for
+    state: State
+    state_reason: str
+    journal: JournalFigures | None
+
+
+class Scraper:
+    """Knows where the live figures are."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        accounts: Accounts,
+        table: FleetTable,
+        door: Occupancy,
+        readiness: Readiness,
+        journal: Journal | None = None,
+    ) -> None:
+        self._config = config
+        self._accounts = accounts
+        self._table = table
+        self._door = door
+        self._readiness = readiness
+        self._journal = journal
+
+    def take(self) -> Scrape:
+        """The figures of now. Call it on the loop."""
+        table, journal = self._table, self._journal
+        state, reason = self._readiness.blocker or (State.READY, "")
+        return Scrape(
+            config=self._config,
+            accounts=self._accounts.copy(),
+            held=self._door.held,
+            waiting=tuple(self._door.waiting(phase) for phase in Phase),
+            seats=tuple(column[:] for column in table.seats),
+            limits=tuple(column[:] for column in table.limit),
+            available=table.available[:],
+            phases=tuple(table.needs(engine) for engine in range(len(table))),
+            state=state,
+            state_reason=reason,
+            journal=None
+            if journal is None
+            else JournalFigures(journal.written, journal.dropped, journal.errors, journal.waiting),
+        )
