@@ -183,7 +183,7 @@ cdef class Body:
     def value(self, str key not None):
         """The value of `key` as a Python object; None if it is absent.
 
-        Integers beyond 64 bits become floats.
+        Integers beyond 64 bits become floats. Raises ValueError for one of more than 4,300 digits.
         """
         cdef Member* member = self.find(key)
         if member == NULL:

@@ -369,3 +369,26 @@ def check(const unsigned char[::1] text not None):
     if not at_end(&c):
         raise ValueError(f"byte {c.at}: something follows the value")
     return int(kind)
+
+
+def members(const unsigned char[::1] text not None):
+    """The members of a JSON object in order: ((start, end) of the key, (start, end) of the value).
+
+    Raises ValueError, with byte and reason, if `text` is not one JSON object.
+    """
+    cdef Cursor c
+    cdef Value key, value
+    cdef bint first = True
+    cdef int more
+    found = []
+    if check(text) != IS_OBJECT:
+        raise ValueError("byte 0: not an object")
+    open_text(&c, &text[0], text.shape[0])
+    peek(&c)
+    enter(&c)
+    while True:
+        more = next_member(&c, &first, &key)
+        if more == 0:
+            return found
+        read_value(&c, &value, 1)
+        found.append(((key.start, key.end), (value.start, value.end)))
