@@ -67,6 +67,7 @@ class Answer:
         self._count: LegCount = engine.stats[leg]
         self._at = 0  # tokens generated
         self._events = 0  # output events written
+        self._opened = False
         self._ended = False
         self._standing = False  # still, since the client does not read
         self._timer: asyncio.TimerHandle | None = None
@@ -117,8 +118,12 @@ class Answer:
     def producer_gone(self, seconds: float) -> None:
         """The handoff's producer does not answer: silence, then an error in the stream."""
         if not self._ended:
-            message = "KV transfer failed: the producer of this handoff cannot be reached."
-            self._timer = self._engine.later(seconds, lambda: self._fail(message, 500))
+            self._timer = self._engine.later(seconds, self._fail_unfed)
+
+    def _fail_unfed(self) -> None:
+        if self._stream:
+            self._open()
+        self._fail("Internal server error", 500)
 
     def _fail(self, message: str, status: int) -> None:
         self._end("failed")
@@ -173,12 +178,18 @@ class Answer:
 
     # Streams.
 
+    def _open(self) -> None:
+        self._opened = True
+        for event in self._shape.opening():
+            self._reply.piece(event)
+
     def _write_event(self, pieces: list[Piece]) -> None:
-        if self._events == 0:
-            for event in self._shape.opening():
-                self._reply.piece(event)
-        ids: bytes | None = orjson.dumps([piece.token for piece in pieces]) if self._shape.ids else b"null"
+        if not self._opened:
+            self._open()
         final = self._at == len(self.script.pieces)
+        if self._shape.silent(pieces, final):
+            return
+        ids: bytes | None = orjson.dumps([piece.token for piece in pieces]) if self._shape.ids else b"null"
         if self._faults:
             self._write_faulty_event(pieces, ids, final)
         else:

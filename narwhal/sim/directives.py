@@ -28,7 +28,7 @@ class Directives:
     """The members of the body's `sim`, each of which may be left out."""
 
     output: tuple[Output, ...] = ()  # what comes, in this order, tokens shared out evenly; chat only
-    output_tokens: int | None = None  # the model stops by itself after so many tokens
+    output_tokens: int | None = None  # the model stops by itself with this token, which has no text
     text: str | None = None  # the text to answer with, instead of generated words
     tool_calls: int = 1  # how many calls the tool_calls part makes
     reasoning_field: str | None = None  # reasoning | reasoning_content; by default the engine's

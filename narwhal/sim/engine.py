@@ -219,7 +219,11 @@ class SimEngine:
         try:
             body = _object(request.body)
             if body.get("model") not in (None, self.options.model):
-                raise RequestError(f"The model `{body['model']}` does not exist.", status=404, param="model")
+                raise RequestError(
+                    f"The model `{body['model']}` does not exist. Valid aliases: {self.options.model}.",
+                    status=404,
+                    param="model",
+                )
             leg = _leg(body)
             if leg is not Leg.WHOLE and self.options.role not in ("both", leg):
                 raise RequestError(f"This is a {self.options.role} engine; it serves no {leg} leg.")

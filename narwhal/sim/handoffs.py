@@ -61,7 +61,11 @@ class Producer:
             "remote_host": self._host,
             "remote_port": self._port,
             "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
             "remote_num_tokens": tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
         }
         return handoff if cached is None else handoff | {"remote_prefill_cached_tokens": cached}
 

@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from random import Random
 from typing import Any, NamedTuple
 
@@ -132,17 +132,20 @@ def plan(
     if most is None:
         most = max_model_len - len(ids) if chat else DEFAULT_COMPLETION_TOKENS
     given = None if wishes.text is None else vocabulary.encode(wishes.text)
-    length = wishes.output_tokens or (len(given) if given is not None else None)
+    length = wishes.output_tokens if given is None else len(given) + 1
     if length is None and chat and limit(body) is None:
         length = DEFAULT_CHAT_TOKENS
     digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).digest()
     seed = body.get("seed")
     source = Random(digest + repr((default_seed if seed is None else seed, spoiled)).encode())
     outputs = _outputs(chat, body, wishes)
-    pieces = list(
-        islice(_pieces(outputs, most if length is None else length, given, wishes.tool_calls, source), most)
-    )
-    finish = "length" if length is None or length > most else _STOPS.get(outputs[-1], "stop")
+    tokens = _pieces(outputs, (length or most + 1) - 1, given, wishes.tool_calls, source)
+    if length is not None:
+        tokens = chain(tokens, (Piece(vocabulary.END_TOKEN, Output.TEXT, ""),))
+    pieces = list(islice(tokens, most))
+    finish = "length"
+    if length is not None and length <= most:
+        finish = next((_CALLS[output] for output in outputs if output in _CALLS), "stop")
     return Script(ids, pieces, wishes.finish_reason or finish, wishes.stop_reason, digest)
 
 
@@ -152,7 +155,7 @@ def expected_output(body: dict[str, Any], default_seed: int = 0) -> tuple[list[i
     return script.token_ids, script.text()
 
 
-_STOPS = {Output.TOOL_CALLS: "tool_calls", Output.FUNCTION_CALL: "function_call"}
+_CALLS = {Output.TOOL_CALLS: "tool_calls", Output.FUNCTION_CALL: "function_call"}
 
 
 def _outputs(chat: bool, body: dict[str, Any], wishes: Directives) -> tuple[Output, ...]:
@@ -171,7 +174,7 @@ def _pieces(
     outputs: tuple[Output, ...], length: int, given: list[int] | None, calls: int, source: Random
 ) -> Iterator[Piece]:
     for output, share in zip(outputs, _shares(length, len(outputs)), strict=True):
-        if output in _STOPS:
+        if output in _CALLS:
             for call, tokens in enumerate(_shares(share, calls if output is Output.TOOL_CALLS else 1)):
                 yield from _call(output, call, tokens, source)
         elif given is not None and output is Output.TEXT:

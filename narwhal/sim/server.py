@@ -14,6 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol, cast
 
@@ -125,7 +126,12 @@ class Reply:
             self._connection.ended(close or not self._request.keep_alive)
 
     def _head(self, status: int, content_type: str, framing: str) -> bytes:
-        lines = [f"HTTP/1.1 {status} {_reason(status)}", "server: uvicorn", f"content-type: {content_type}"]
+        lines = [
+            f"HTTP/1.1 {status} {_reason(status)}",
+            f"date: {formatdate(usegmt=True)}",
+            "server: uvicorn",
+        ]
+        lines.append(f"content-type: {content_type}")
         if framing:
             lines.append(framing)
         if not self._request.keep_alive:

@@ -5,9 +5,10 @@ A stream's events differ in little but the text and the token ID, so what they s
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -34,8 +35,8 @@ def error(message: str, status: int, param: str | None = None) -> bytes:
 
 
 def error_event(message: str, status: int) -> bytes:
-    """An error in a stream that has status 200."""
-    return b"data: %b\n\n" % error(message, status)
+    """An error in a stream that has status 200. Unlike all else, vLLM writes it with spaces."""
+    return b"data: %b\n\n" % json.dumps(orjson.loads(error(message, status))).encode()
 
 
 def _logprob(token: int) -> float:
@@ -52,6 +53,7 @@ class Shape(ABC):
     """One request's way of being answered, streamed or whole."""
 
     ids: bool  # the request set return_token_ids
+    _more_details: ClassVar[dict[str, Any]] = {}  # of the prompt's tokens, beside cached_tokens
 
     def __init__(
         self,
@@ -91,6 +93,10 @@ class Shape(ABC):
     def whole(self, handoff: dict[str, Any] | None) -> bytes:
         """The response to a request that does not stream."""
 
+    def silent(self, pieces: Sequence[Piece], final: bool) -> bool:
+        """Whether these tokens make no event."""
+        return False
+
     def usage_event(self) -> bytes:
         """The last event of a stream that was asked for usage."""
         usage = self.usage(len(self.script.pieces), details=True)
@@ -106,7 +112,7 @@ class Shape(ABC):
             "completion_tokens": generated,
         }
         if details and self._cached_tokens is not None:
-            usage["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens}
+            usage["prompt_tokens_details"] = {"cached_tokens": self._cached_tokens} | self._more_details
         return usage
 
     def _whole_usage(self) -> dict[str, Any]:
@@ -116,7 +122,7 @@ class Shape(ABC):
             "created_cache_tokens": None,
             "multimodal_tokens": None,
         }
-        usage["prompt_tokens_details"] = details if self._cached_tokens is not None else None
+        usage["prompt_tokens_details"] = None if self._cached_tokens is None else details | self._more_details
         usage["completion_tokens_details"] = None
         return usage
 
@@ -124,12 +130,12 @@ class Shape(ABC):
         """What follows the choices: usage if asked for all along, the fingerprint at the end."""
         tail = b"]"
         if self._continuous:
-            tail += b',"usage":' + orjson.dumps(self._full_usage(count))
+            tail += b',"usage":' + orjson.dumps(self._running_usage(count))
         if final and not self.include_usage:
             tail += b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
         return tail + b"}\n\n"
 
-    def _full_usage(self, count: int) -> dict[str, Any]:
+    def _running_usage(self, count: int) -> dict[str, Any]:
         return self.usage(count, details=False)
 
 
@@ -155,6 +161,16 @@ class ChatShape(Shape):
             Output.FUNCTION_CALL: self._function_call_delta,
         }
 
+    _more_details: ClassVar[dict[str, Any]] = {"created_cache_tokens": 0}
+
+    def _running_usage(self, count: int) -> dict[str, Any]:
+        return super()._running_usage(count) | {"completion_tokens_details": None}
+
+    def silent(self, pieces: Sequence[Piece], final: bool) -> bool:
+        """vLLM writes no event for a token without text, unless it has something else to say of it."""
+        spoken = final or self.ids or self._logprobs is not None
+        return not spoken and not any(piece.text or piece.opens for piece in pieces)
+
     def _wanted_logprobs(self, body: dict[str, Any]) -> int | None:
         if body.get("logprobs") is not True:
             return None
@@ -170,7 +186,7 @@ class ChatShape(Shape):
         }
         value: dict[str, Any] = {**self._head, "choices": [choice]}
         if self._continuous:
-            value["usage"] = self._full_usage(0)
+            value["usage"] = self._running_usage(0)
         value["prompt_token_ids"] = self.script.prompt_ids if self.ids else None
         value["prompt_text"] = self._prompt_text
         return [b"data: %b\n\n" % orjson.dumps(value)]
@@ -183,25 +199,31 @@ class ChatShape(Shape):
             finish += orjson.dumps(self.script.stop_reason)
         return b'%b{"index":0,"delta":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
             self._before,
-            self._write[pieces[0].output](pieces),
+            self._delta(pieces),
             logprobs,
             finish,
             b"" if ids is None else b',"token_ids":' + ids,
             self._tail(count, final),
         )
 
+    def _delta(self, pieces: Sequence[Piece]) -> bytes:
+        if len(pieces) == 1 and not pieces[0].text and not pieces[0].opens:
+            return b"{}"
+        return self._write[pieces[0].output](pieces)
+
     def _tool_calls_delta(self, pieces: Sequence[Piece]) -> bytes:
         calls: list[dict[str, Any]] = []
         for piece in pieces:
             if piece.opens:
-                function = {"name": self._function, "arguments": ""}
+                function = {"name": self._function}
                 call_id = f"{self._call_id}{piece.call:02}"
                 calls.append({"id": call_id, "type": "function", "index": piece.call, "function": function})
             elif calls and calls[-1]["index"] == piece.call:
-                calls[-1]["function"]["arguments"] += piece.text
+                function = calls[-1]["function"]
+                function["arguments"] = function.get("arguments", "") + piece.text
             else:
                 calls.append({"index": piece.call, "function": {"arguments": piece.text}})
-        return orjson.dumps({"tool_calls": calls})
+        return orjson.dumps({"content": None, "tool_calls": calls})
 
     def _function_call_delta(self, pieces: Sequence[Piece]) -> bytes:
         call = {"name": self._function} if pieces[0].opens else {}
@@ -218,7 +240,8 @@ class ChatShape(Shape):
 
     def whole(self, handoff: dict[str, Any] | None) -> bytes:
         script = self.script
-        outputs = {piece.output for piece in script.pieces}
+        outputs = {piece.output for piece in script.pieces if piece.token != vocabulary.END_TOKEN}
+        outputs = outputs or {Output.TEXT}
         texts = {output: script.text(output) if output in outputs else None for output in Output}
         # vLLM's parsers leave content null where there is only something else.
         message: dict[str, Any] = {

@@ -28,10 +28,11 @@ ARGUMENTS_OPEN = '{"text":"'
 ARGUMENTS_CLOSE = '"}'
 
 FIRST_SPECIAL = FIRST_WORD + len(WORDS)
-OPEN_TOKEN, CLOSE_TOKEN, CALL_TOKEN = FIRST_SPECIAL, FIRST_SPECIAL + 1, FIRST_SPECIAL + 2
-SIZE = FIRST_SPECIAL + 3
+OPEN_TOKEN, CLOSE_TOKEN, CALL_TOKEN, END_TOKEN = range(FIRST_SPECIAL, FIRST_SPECIAL + 4)
+SIZE = FIRST_SPECIAL + 4
 
-_NAMED = (*WORDS, ARGUMENTS_OPEN, ARGUMENTS_CLOSE, "")  # a call's opening token has no text
+# The token that opens a call and the one that ends an answer have no text.
+_NAMED = (*WORDS, ARGUMENTS_OPEN, ARGUMENTS_CLOSE, "", "")
 _NUMBER = {word: FIRST_WORD + i for i, word in enumerate(WORDS)}
 _SPLIT = re.compile(r" ?[^ ]+| ")
 
@@ -76,7 +77,7 @@ def pieces(ids: Sequence[int]) -> list[str]:
 
 
 def text_of(token: int) -> str:
-    """The text of one word."""
+    """The text of one word or special token."""
     return _NAMED[token - FIRST_WORD]
 
 
