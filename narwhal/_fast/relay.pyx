@@ -1,12 +1,13 @@
 """One answer's way from an engine's event stream to a client, or to the assembler.
 
 A read's payload is cut into blocks (sse), each block's JSON is walked once (scan), and what the client may
-see is copied to one scratch buffer, which goes out as one write at the end of the read. Before the first output
-nothing is sent, so that a failure still gets its status and a retry still can happen: what comes earlier is
-held. Nothing here makes a Python object or calls Python per event; the owner is told twice, of the first
-output and of the end.
+see is copied to one scratch buffer, which goes out as one write at the end of the read. Before the first
+output nothing is sent, so that a failure still gets its status and a retry still can happen: what comes
+earlier is held. Nothing here makes a Python object or calls Python per event; the owner is told twice, of the
+first output and of the end.
 
-The scratch buffer is shared by all relays: a read is consumed and flushed in one go, with no Python in between.
+The scratch buffer is shared by all relays: a read is consumed and flushed in one go, with no Python in
+between.
 """
 
 from cpython.bytearray cimport (
@@ -21,7 +22,7 @@ from narwhal._fast.clock cimport now
 from narwhal._fast.outlet cimport Outlet
 from narwhal._fast.scan cimport IDS_MALFORMED, IDS_VALID, MAX_SPANS, Facts, scan_event
 from narwhal._fast.sse cimport (
-    SSE_EVENT, SSE_MORE, Event, Line, Sse, SseStep, sse_fields, sse_next, sse_next_data, sse_reset,
+    SSE_EVENT, SSE_MORE, Event, Line, SseStep, sse_fields, sse_next, sse_next_data, sse_reset,
 )
 
 # The scratch buffer: ROOM bytes for a chunk's size line, then what is to be sent, then its closing bytes.

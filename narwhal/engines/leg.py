@@ -1,8 +1,8 @@
 """One leg: a request sent to an engine, and what became of it.
 
-The caller awaits `future`; callbacks of the engine's connection complete it. A reused connection that turns out
-to have been closed before a byte of the reply came says nothing of the engine, so the request is sent once
-more on a fresh one.
+The caller awaits `future`; callbacks of the engine's connection complete it. A reused connection that turns
+out to have been closed before a byte of the reply came says nothing of the engine, so the request is sent
+once more on a fresh one.
 """
 
 from __future__ import annotations

@@ -56,9 +56,7 @@ class Pool:
                 return link
         return None
 
-    def open(
-        self, ready: Callable[[EngineLink], bool], failed: Callable[[ConnectionFailed], None]
-    ) -> None:
+    def open(self, ready: Callable[[EngineLink], bool], failed: Callable[[ConnectionFailed], None]) -> None:
         """Open a connection and call `ready` with it, or `failed`.
 
         `ready` returns whether it took the connection; one not taken joins the idle ones.
@@ -79,7 +77,9 @@ class Pool:
                 )
         except TimeoutError:
             failed(
-                ConnectionFailed(f"no connection within {self._connect_timeout_s:g} s (engine.connect_timeout_s)")
+                ConnectionFailed(
+                    f"no connection within {self._connect_timeout_s:g} s (engine.connect_timeout_s)"
+                )
             )
         except ssl.SSLError as error:
             failed(ConnectionFailed(f"TLS failed: {error.reason or error}"))

@@ -13,9 +13,9 @@ import logging
 import math
 import re
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from narwhal._fast.assemble import AssemblyError, Assembler
+from narwhal._fast.assemble import Assembler, AssemblyError
 from narwhal._fast.body import Body
 from narwhal._fast.relay import Relay
 from narwhal.accounting.record import Attempt, LengthSource
@@ -54,7 +54,7 @@ class Exchange:
         self._held = False
         self._ended = False
         self._interruption: Ending | None = None
-        self._waiter: asyncio.Future[object] | None = None
+        self._waiter: asyncio.Future[Any] | None = None
         self._leg: Leg | None = None
         self._relay: Relay | None = None
         self._grants: list[Grant] = []
@@ -120,8 +120,8 @@ class Exchange:
             self.interrupt(
                 Ending(
                     "deadline_expired",
-                    f"the request was not complete {limit:g} s after its arrival (serving.request_timeout_s); "
-                    f"it was {self._stage}",
+                    f"the request was not complete {limit:g} s after its arrival "
+                    f"(serving.request_timeout_s); it was {self._stage}",
                 )
             )
             return
@@ -317,23 +317,27 @@ class Exchange:
         where = f"engine {engine.id} (prefill leg)"
         limit = self._serving.prefill_timeout_s
         future = self._loop.create_future()
+        self._router.accounts.engines.leg_started(index, Phase.PREFILL)
         self._leg = engine.call(
             request.route, engine.dialect.prefill_body(request), self._leg_id("p"), future
         )
-        timeout = Ending("engine_timeout", f"{where} did not answer within {limit:g} s (serving.prefill_timeout_s)")
+        timeout = Ending(
+            "engine_timeout", f"{where} did not answer within {limit:g} s (serving.prefill_timeout_s)"
+        )
         self._enter("in its prefill leg", limit, timeout)
-        reply = await self._await_leg(future, where, index)
+        reply = await self._await_leg(future, where, index, Phase.PREFILL)
         assert reply is not None
         if reply.status != 200:
             ending = failures.of_status(reply, where)
-            raise ending if ending.name == "engine_rejected" else LegFailure(ending, index)
+            raise ending if ending.name == "engine_rejected" else LegFailure(ending, index, Phase.PREFILL)
         try:
             body = Body(reply.body)
             handoff = engine.dialect.read_handoff(body)
         except HandoffError as error:
-            raise LegFailure(Ending("handoff_failed", f"{where}: {error}"), index) from None
+            raise LegFailure(Ending("handoff_failed", f"{where}: {error}"), index, Phase.PREFILL) from None
         except (ValueError, TypeError) as error:
-            raise LegFailure(Ending("broken_stream", f"{where}: its reply is no JSON object: {error}"), index) from None
+            ending = Ending("broken_stream", f"{where}: its reply is no JSON object: {error}")
+            raise LegFailure(ending, index, Phase.PREFILL) from None
         self.record.prefill = time.monotonic()
         usage = read_usage(body)
         if usage.prompt_tokens is not None:
@@ -364,7 +368,7 @@ class Exchange:
         where = f"engine {engine.id} ({'decode leg' if handoff is not None else 'whole request'})"
         limit = self._serving.first_token_timeout_s
         future = self._loop.create_future()
-        self._decode_future = future
+        self._router.accounts.engines.leg_started(grant.engine, Phase.DECODE)
         self._decode_where = where
         self.record.token_accounting = of_dialect(engine.config.dialect)
         self.record.handoff = time.monotonic()
@@ -379,13 +383,15 @@ class Exchange:
         self._enter("in its decode leg", limit, timeout)
         self._decoding = True
         try:
-            reply = await self._await_leg(future, where, grant.engine)
+            reply = await self._await_leg(future, where, grant.engine, Phase.DECODE)
         finally:
             self._decoding = False
             self._take_counts(relay, grant.engine)
         if reply is not None:
             ending = failures.of_status(reply, where)
-            raise ending if ending.name == "engine_rejected" else LegFailure(ending, grant.engine)
+            raise (
+                ending if ending.name == "engine_rejected" else LegFailure(ending, grant.engine, Phase.DECODE)
+            )
         if relay.failure is not None:
             raise self._stream_failure(relay, where, grant.engine)
         if grant.both and relay.prompt_tokens > 0:
@@ -402,21 +408,25 @@ class Exchange:
         name = relay.failure or "broken_stream"
         if name == "engine_error":
             ending = failures.of_error_event(relay.error_object, where)
-            return ending if ending.name == "engine_rejected" else LegFailure(ending, engine)
+            return ending if ending.name == "engine_rejected" else LegFailure(ending, engine, Phase.DECODE)
         ending = Ending(name, f"{where}: {relay.failure_message}")
         if name in ("assembly", "response_too_large", "internal_error"):
             return ending
-        return LegFailure(ending, engine)
+        return LegFailure(ending, engine, Phase.DECODE)
 
-    async def _await_leg(self, future: asyncio.Future[Reply | None], where: str, engine: int) -> Reply | None:
+    async def _await_leg(
+        self, future: asyncio.Future[Reply | None], where: str, engine: int, phase: Phase
+    ) -> Reply | None:
         try:
             return await self._wait(future)
         except ConnectionFailed as error:
-            raise LegFailure(Ending("connect_failed", f"{where} can't be reached: {error}"), engine) from None
+            raise LegFailure(
+                Ending("connect_failed", f"{where} can't be reached: {error}"), engine, phase
+            ) from None
         except LegLost as error:
-            raise LegFailure(Ending("broken_stream", f"{where}: {error}"), engine) from None
+            raise LegFailure(Ending("broken_stream", f"{where}: {error}"), engine, phase) from None
         except _StageExpired as error:
-            raise LegFailure(error.ending, engine, slow=True) from None
+            raise LegFailure(error.ending, engine, phase, slow=True) from None
         finally:
             self._leave()
 
@@ -447,7 +457,6 @@ class Exchange:
     def _learn_length(self, request: CompletionRequest, prompt_tokens: int) -> None:
         if request.prompt_token_count is None:
             self._router.input_lengths.learn(request.route, request.prompt_bytes, prompt_tokens)
-        self.record.prompt_tokens = prompt_tokens
 
     def _leg_id(self, leg: str) -> str:
         return f"{self.record.request_id}-{leg}{len(self.record.attempts) or 1}"

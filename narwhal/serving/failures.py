@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from narwhal.engines.leg import Reply
+from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
 
 # An engine's 4xx that are not about the request: its key, its routes, its load.
@@ -16,11 +17,12 @@ _NOT_THE_CLIENTS = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 426, 429})
 class LegFailure(Exception):
     """A leg failed in a way that another attempt may mend."""
 
-    def __init__(self, ending: Ending, engine: int, *, slow: bool = False) -> None:
+    def __init__(self, ending: Ending, engine: int, phase: Phase, *, slow: bool = False) -> None:
         """`engine` by index; `slow`: it failed by taking too long, and would again."""
         super().__init__(ending.message)
         self.ending = ending
         self.engine = engine
+        self.phase = phase
         self.slow = slow
 
 

@@ -13,7 +13,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -133,12 +133,13 @@ class ClientConnection(asyncio.Protocol):
     # ---- the event loop's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.outlet.attach(transport)
+        self.outlet.attach(cast("asyncio.Transport", transport))
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         if not self._server.opened(self):
-            self._protocol_error(503, "too many connections are open (serving.client_connection_limit)", "overloaded")
+            self._protocol_error(
+                503, "too many connections are open (serving.client_connection_limit)", "overloaded"
+            )
             return
         self._wait_for_head(self._server.serving.head_timeout_s)
 
@@ -191,7 +192,11 @@ class ClientConnection(asyncio.Protocol):
         return self._state is _State.CLOSED
 
     def reply(
-        self, status: int, body: bytes, content_type: str | None = replies.JSON, headers: list[replies.Header] | None = None
+        self,
+        status: int,
+        body: bytes,
+        content_type: str | None = replies.JSON,
+        headers: list[replies.Header] | None = None,
     ) -> None:
         """Send a whole reply and finish the request."""
         if self._state is _State.CLOSED:
@@ -257,15 +262,21 @@ class ClientConnection(asyncio.Protocol):
         end = buffer.find(b"\r\n\r\n") + 4
         if end < 4:
             if len(buffer) > HEAD_LIMIT:
-                self._protocol_error(431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large")
+                self._protocol_error(
+                    431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large"
+                )
             elif b"\n\n" in buffer:
-                self._protocol_error(400, "the request's head ends its lines with a bare LF", "malformed_http")
+                self._protocol_error(
+                    400, "the request's head ends its lines with a bare LF", "malformed_http"
+                )
             elif len(buffer) > 0 and not self._head_begun:
                 self._wait_for_head(self._server.serving.head_timeout_s)
                 self.head = _BEGUN
             return
         if end > HEAD_LIMIT:
-            self._protocol_error(431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large")
+            self._protocol_error(
+                431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large"
+            )
             return
         raw = buffer[:end]
         self._buffer = buffer[end:] if len(buffer) > end else b""
@@ -364,7 +375,8 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, ending: Ending) -> None:
         # Answer before the body has been read.
         handler, head = self.handler, self.head
-        assert handler is not None and head is not None
+        assert handler is not None
+        assert head is not None
         self.handler = None
         self._body = []
         handler.refuse(ending)
@@ -393,9 +405,12 @@ class ClientConnection(asyncio.Protocol):
         self.outlet.write_pieces([raw, body], len(raw) + len(body))
         self._linger()
 
+    def _head_too_large(self) -> None:
+        self._protocol_error(431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large")
+
     def _linger(self) -> None:
-        # Close our half and read over what the client still sends: a close with unread bytes is a reset, which
-        # may take the reply away from the client (RFC 9112, section 9.6).
+        # Close our half and read over what the client still sends: a close with unread bytes is a reset,
+        # which may take the reply away from the client (RFC 9112, section 9.6).
         self._buffer = b""
         self._body = []
         self._state = _State.LINGERING
@@ -415,10 +430,13 @@ class ClientConnection(asyncio.Protocol):
             if self.handler is not None:
                 self.handler.on_alarm(now)
         elif state is _State.BODY:
-            assert self.handler is not None and self.head is not None
+            assert self.handler is not None
+            assert self.head is not None
             self.head.keep_alive = False
             if now >= self.handler.deadline:
-                self._refuse(Ending("deadline_expired", "the request's deadline passed while its body was being read"))
+                self._refuse(
+                    Ending("deadline_expired", "the request's deadline passed while its body was being read")
+                )
             else:
                 limit = self._server.serving.body_timeout_s
                 self._refuse(

@@ -35,8 +35,10 @@ class _Date:
 _date = _Date()
 
 
-def head(status: int, content_type: str | None, length: int | None, headers: Iterable[Header], close: bool) -> bytes:
-    """A reply's head. `length` None: the body is chunked, unless `close` says that it ends with the connection."""
+def head(
+    status: int, content_type: str | None, length: int | None, headers: Iterable[Header], close: bool
+) -> bytes:
+    """A reply's head. `length` None: the body is chunked, or with `close` ends with the connection."""
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n", _date.line()]
     if content_type is not None:
         lines.append(f"content-type: {content_type}\r\n")

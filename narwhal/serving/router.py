@@ -16,6 +16,7 @@ from narwhal.accounting.accounts import Accounts
 from narwhal.accounting.journal import Journal
 from narwhal.accounting.loop_lag import LoopLag
 from narwhal.accounting.record import Record
+from narwhal.accounting.scrape import Scraper
 from narwhal.admission.door import Door
 from narwhal.admission.readiness import Readiness
 from narwhal.config import FleetConfig
@@ -64,6 +65,7 @@ class Router:
         self.input_lengths = InputLengths()
         self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
         self.accounts = Accounts(config, self._journal.write if self._journal else None)
+        self.scraper = Scraper(config, self.accounts, self.table, self.door, self.readiness, self._journal)
         self._loop_lag = LoopLag(self.accounts.loop_lag)
         self.started_at = time.time()
         self.exchanges: set[Exchange] = set()
@@ -78,7 +80,7 @@ class Router:
         self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)
 
     async def close(self) -> None:
-        """End what is left, and close every connection to engines. Call when no request is wanted any more."""
+        """End what is left and close every connection to engines; no request is wanted any more."""
         self.interrupt_all(Ending("shutdown", "the router stopped before the answer was complete"))
         await self.settled()
         if self._sweep is not None:
@@ -116,7 +118,7 @@ class Router:
         return self.accounts.arrive(self._new_id(), route, now=time.monotonic(), received_at=time.time())
 
     def ended(self, exchange: Exchange, ending: Ending | None, status: int | None) -> None:
-        """A request has ended; no ending: it was served. `status` is what its client was sent, if anything."""
+        """A request has ended; without an ending it was served. `status` is what its client was sent."""
         self.exchanges.discard(exchange)
         self.accounts.settle(
             exchange.record,
@@ -128,9 +130,25 @@ class Router:
 
     def leg_failed(self, failure: LegFailure) -> None:
         """A leg failed on its engine."""
-        name = self.engines[failure.engine].id
-        log.warning("%s", failure.ending.message, extra={"engine": name, "kind": failure.ending.name})
-        self.accounts.leg_failed(failure.engine, failure.ending.name)
+        log.warning("%s", failure.ending.message)
+        self.accounts.engines.leg_failed(failure.engine, failure.phase, failure.ending.name)
+
+    def counted(self, engine: int, relay: Relay) -> None:
+        """A decode leg's stream is over: its output counts for its engine."""
+        figures = self.accounts.engines
+        figures.tokens[engine] += relay.output_tokens()[0]
+        figures.output_after_done[engine] += relay.dropped_after_done
+        if (
+            relay.done
+            and relay.completion_tokens >= 0
+            and relay.completion_tokens != relay.output_tokens()[0]
+        ):
+            figures.usage_disagreements[engine] += 1
+
+    def reopen_journal(self) -> None:
+        """Go on in a new journal file, as after a rotation."""
+        if self._journal is not None:
+            self._journal.reopen()
 
     def others_eligible(self, phase: Phase, avoid: frozenset[int]) -> bool:
         """Whether there are engines for a leg besides those to avoid."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from narwhal import __version__
+from narwhal.accounting.metrics import render
+from narwhal.accounting.state import state as accounting_state
+from narwhal.accounting.token_accounting import of_fleet
 from narwhal.admission.readiness import State
 from narwhal.config import Admission
-from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
 from narwhal.request import Route
 from narwhal.serving import replies
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from narwhal.serving.router import Router
 
 Answer = tuple[int, bytes, str]  # status, body, content type
-Page = Callable[["Router", "RequestHead", bytes], Answer]
+Later = Callable[[], Answer]  # the slow part of a page, for another thread
+Page = Callable[["Router", "RequestHead", bytes], "Answer | Later"]
 
 CONTROL_BODY_LIMIT = 65536
 _COMPLETIONS = {"/v1/completions": Route.COMPLETIONS, "/v1/chat/completions": Route.CHAT}
@@ -34,18 +36,13 @@ def _json(value: object, status: int = 200) -> Answer:
     return status, orjson.dumps(value), replies.JSON
 
 
-def token_accounting(router: Router) -> str:
-    """`token_ids` if every engine supplies them, else `unavailable`."""
-    return "token_ids" if all(e.dialect.supplies_token_ids for e in router.engines) else "unavailable"
-
-
 def _model(router: Router) -> dict[str, Any]:
     return {
         "id": router.config.model,
         "object": "model",
         "created": int(router.started_at),
         "owned_by": "narwhal",
-        "token_accounting": token_accounting(router),
+        "token_accounting": of_fleet(router.config.engines).value,
     }
 
 
@@ -64,7 +61,10 @@ def health(router: Router, head: RequestHead, body: bytes) -> Answer:
     table = router.table
     available = sum(table.available)
     return _json(
-        {"status": "ok", "engines": {"total": len(table), "available": available, "unavailable": len(table) - available}}
+        {
+            "status": "ok",
+            "engines": {"total": len(table), "available": available, "unavailable": len(table) - available},
+        }
     )
 
 
@@ -77,65 +77,55 @@ def ready(router: Router, head: RequestHead, body: bytes) -> Answer:
     return _json({"status": state.value, "reason": reason}, 503)
 
 
-def metrics(router: Router, head: RequestHead, body: bytes) -> Answer:
+def metrics(router: Router, head: RequestHead, body: bytes) -> Later:
     """Prometheus metrics."""
     accept = head.headers.get(b"accept", b"").decode("latin-1")
-    page, content_type = router.accounts.metrics(accept)
-    return 200, page, content_type
+    scrape = router.scraper.take()
+
+    def page() -> Answer:
+        text, content_type = render(scrape, accept)
+        return 200, text, content_type
+
+    return page
 
 
-def state(router: Router, head: RequestHead, body: bytes) -> Answer:
+def state(router: Router, head: RequestHead, body: bytes) -> Later:
     """Everything, as JSON."""
-    config, table, door = router.config, router.table, router.door
-    predictive = config.serving.admission is Admission.PREDICTIVE
-    blocker = router.readiness.blocker
-    engines = []
-    for index, engine in enumerate(router.engines):
-        seats = {}
-        for phase in Phase:
-            if phase in table.needs(index):
-                seats[phase.name.lower()] = {
-                    "used": table.seats[phase][index],
-                    "limit": table.limit[phase][index],
-                }
-        engines.append(
+    scrape = router.scraper.take()
+    connections = [engine.pool.open_connections for engine in router.engines]
+    lengths = {
+        route.value: {
+            "bytes_per_token": router.input_lengths.bytes_per_token(route),
+            "relative_error": router.input_lengths.relative_error(route),
+        }
+        for route in Route
+    }
+
+    def page() -> Answer:
+        config = scrape.config
+        report = accounting_state(scrape)
+        for engine, count in zip(report["engines"], connections, strict=True):
+            engine["connections"] = count
+        predictive = config.serving.admission is Admission.PREDICTIVE
+        return _json(
             {
-                "id": engine.id,
-                "url": str(engine.config.url),
-                "role": engine.config.role.value,
-                "dialect": engine.dialect.name,
-                "token_accounting": "token_ids" if engine.dialect.supplies_token_ids else "unavailable",
-                "available": bool(table.available[index]),
-                "seats": seats,
-                "connections": engine.pool.open_connections,
-                **router.accounts.engine_state(index),
+                **report,
+                "started_at": router.started_at,
+                "admission": {
+                    "mode": config.serving.admission.value,
+                    "acts_as": "open",
+                    "note": "there are no cost models yet, so predictive admits as open does"
+                    if predictive
+                    else None,
+                },
+                "slo": {"ttft_s": config.slo.ttft_s, "tpot_s": config.slo.tpot_s},
+                "profiles": {"path": config.profiles.path, "used": False},
+                "sizing": config.engine.sizing.value,
+                "input_length": lengths,
             }
         )
-    return _json(
-        {
-            "version": __version__,
-            "model": config.model,
-            "started_at": router.started_at,
-            "status": router.readiness.status.value,
-            "reason": blocker[1] if blocker else None,
-            "admission": {
-                "mode": config.serving.admission.value,
-                "acts_as": "open",
-                "note": "no cost models yet: predictive admits as open does" if predictive else None,
-            },
-            "slo": {"ttft_s": config.slo.ttft_s, "tpot_s": config.slo.tpot_s},
-            "profiles": {"path": config.profiles.path, "used": False},
-            "sizing": config.engine.sizing.value,
-            "token_accounting": token_accounting(router),
-            "held": door.held,
-            "retention_limit": config.serving.retention_limit,
-            "waiting": {phase.name.lower(): door.waiting(phase) for phase in Phase},
-            "queue_capacity": config.serving.queue_capacity,
-            "input_length": router.input_lengths.state(),
-            **router.accounts.state(),
-            "engines": engines,
-        }
-    )
+
+    return page
 
 
 def maintenance(router: Router, head: RequestHead, body: bytes) -> Answer:
@@ -280,6 +270,7 @@ class PageHandler(_Plain):
         self._head = head
         self._page = page
         self._control = control
+        self._left = False
 
     def begin(self) -> None:
         """Check who asks. Raises Ending."""
@@ -307,13 +298,25 @@ class PageHandler(_Plain):
     def run(self, body: bytes) -> None:
         """Answer."""
         try:
-            status, page, content_type = self._page(self._router, self._head, body)
+            answer = self._page(self._router, self._head, body)
         except Ending as ending:
             status, page, headers = replies.error(ending, [])
             self._connection.reply(status, page, headers=headers)
             return
-        self._connection.reply(status, page, content_type)
+        if callable(answer):
+            self._router.track(self._reply_later(answer))
+        else:
+            self._connection.reply(*answer)
+
+    async def _reply_later(self, make: Later) -> None:
+        answer = await self._router.loop.run_in_executor(None, make)
+        if not self._left:
+            self._connection.reply(*answer)
+
+    def client_left(self) -> None:
+        """Nobody waits for the page any more."""
+        self._left = True
 
 
 def _is_loopback(peer: str) -> bool:
-    return peer.startswith("127.") or peer in ("::1", "local") or peer.startswith("::ffff:127.")
+    return peer.startswith(("127.", "::ffff:127.")) or peer in ("::1", "local")

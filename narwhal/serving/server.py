@@ -142,7 +142,7 @@ async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, server.router.accounts.reopen_journal)
+    loop.add_signal_handler(signal.SIGHUP, server.router.reopen_journal)
     await asked.wait()
     log.info("stopping")
     stopping = loop.create_task(server.stop(config.serving.graceful_timeout_s))
@@ -155,7 +155,7 @@ async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
         server.router.interrupt_all(Ending("shutdown", "the router was told to end at once"))
         await server.router.settled()
         await asyncio.gather(stopping, return_exceptions=True)
-        server.router.accounts.close()
+        await server.router.close()
         return 1
     await stopping
     return 0

@@ -18,7 +18,15 @@ _PREFILL_ONLY = (
 )
 # What has no meaning for the one token that prefill makes, or would be refused along with it.
 _NOT_FOR_PREFILL = frozenset(
-    {"min_tokens", "stream_options", "stream_interval", "return_token_ids", "logprobs", "top_logprobs", "echo"}
+    {
+        "min_tokens",
+        "stream_options",
+        "stream_interval",
+        "return_token_ids",
+        "logprobs",
+        "top_logprobs",
+        "echo",
+    }
 )
 
 
@@ -51,7 +59,9 @@ class Vllm:
             raise HandoffError("the reply has no kv_transfer_params")
         params = orjson.loads(raw)
         if not isinstance(params, dict) or not params:
-            raise HandoffError(f"its kv_transfer_params is {raw[:64].decode(errors='replace')}, not an object")
+            raise HandoffError(
+                f"its kv_transfer_params is {raw[:64].decode(errors='replace')}, not an object"
+            )
         if params.get("do_remote_prefill") is False:
             raise HandoffError("its kv_transfer_params offers no remote prefill (do_remote_prefill is false)")
         return raw

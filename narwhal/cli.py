@@ -1,0 +1,141 @@
+"""The command `narwhal`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from narwhal import __version__
+from narwhal.config import ConfigError, FleetConfig, load
+from narwhal.logs import LEVELS, set_up_logging
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code: 0 done, 1 failed, 2 wrong arguments or fleet file."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.run(args)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="narwhal",
+        description="A router for LLM engines that split each request into prefill and decode.",
+    )
+    parser.add_argument("--version", action="version", version=f"narwhal {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _serve_command(commands)
+    _sim_command(commands)
+    _outcomes_command(commands)
+    return parser
+
+
+_Commands = argparse._SubParsersAction  # the type of what add_subparsers returns; argparse has no public name
+
+
+def _fleet_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fleet", type=Path, required=True, metavar="FILE", help="the fleet file (YAML)")
+
+
+def _serve_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("serve", help="run the router", description="Run the router.")
+    _fleet_argument(parser)
+    parser.add_argument("--host", help="listen here instead of serving.host")
+    parser.add_argument(
+        "--port", type=_port, help="listen on this port instead of serving.port; 0: any free one"
+    )
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
+    parser.set_defaults(run=_serve)
+
+
+def _port(text: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 0 to 65535")
+    return port
+
+
+def _serve(args: argparse.Namespace) -> int:
+    import uvloop
+
+    from narwhal.serving.server import CannotListen, Server, run
+
+    config = load(args.fleet)
+    serving = config.serving
+    if args.host is not None:
+        serving = replace(serving, host=args.host)
+    if args.port is not None:
+        serving = replace(serving, port=args.port)
+    config = replace(config, serving=serving)
+    set_up_logging(args.log_level, args.log_format)
+
+    def announce(server: Server) -> None:
+        print(f"narwhal serves {config.model} on {server.url} ({_fleet_in_words(config)})", flush=True)
+
+    try:
+        return uvloop.run(run(config, announce))
+    except CannotListen as error:
+        print(f"narwhal: {error}", file=sys.stderr)
+        return 1
+
+
+def _fleet_in_words(config: FleetConfig) -> str:
+    counts: dict[str, int] = {}
+    for engine in config.engines:
+        counts[engine.role.value] = counts.get(engine.role.value, 0) + 1
+    return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def _sim_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.sim import command
+
+    parser = commands.add_parser(
+        "sim",
+        help="run one simulated engine",
+        description="Run one simulated engine until it is told to stop.",
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+
+
+def _outcomes_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "outcomes",
+        help="print the table of outcomes",
+        description="Print every way a request can end: status, error type and code, counter, Retry-After.",
+    )
+    parser.add_argument("--markdown", action="store_true", help="as the documentation has it")
+    parser.set_defaults(run=_outcomes)
+
+
+def _outcomes(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from narwhal.accounting import outcome_table
+
+    if args.markdown:
+        print(outcome_table.markdown(), end="")
+    else:
+        Console().print(outcome_table.terminal())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
