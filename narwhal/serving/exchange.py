@@ -418,7 +418,9 @@ class Exchange:
         self, future: asyncio.Future[Reply | None], where: str, engine: int, phase: Phase
     ) -> Reply | None:
         try:
-            return await self._wait(future)
+            reply = await self._wait(future)
+            self._leg = None  # its connection is the pool's again
+            return reply
         except ConnectionFailed as error:
             raise LegFailure(
                 Ending("connect_failed", f"{where} can't be reached: {error}"), engine, phase
