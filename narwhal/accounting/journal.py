@@ -142,7 +142,7 @@ class _LineFile:
             done, half = _whole(lines, written)
             if half:
                 with contextlib.suppress(OSError):  # half a row would be in the way: it is written again
-                    pass
+                    self._file.truncate(self._file.tell() - half)
             self.close()
             return done
         if self._troubled:
