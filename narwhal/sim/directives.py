@@ -73,7 +73,11 @@ def read(value: Any) -> Directives:
 def _member(name: str, entry: Any) -> Any:
     match name:
         case "fault":
-            return tuple(read_faults(entry))
+            faults = tuple(read_faults(entry))
+            for fault in faults:
+                if fault.engine_only:
+                    raise ValueError(f"sim.fault: {fault.name} like this can only be set on an engine")
+            return faults
         case "output":
             parts = entry if isinstance(entry, list) else [entry]
             if not parts or not all(isinstance(part, str) and part in list(Output) for part in parts):

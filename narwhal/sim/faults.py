@@ -102,6 +102,7 @@ _LEGS = {
     "prefill": frozenset((Leg.PREFILL,)),
     "decode": frozenset((Leg.DECODE, Leg.WHOLE)),  # whoever generates
 }
+_ENGINE_ONLY = frozenset((FaultName.REFUSE, FaultName.UNHEALTHY))
 _CHOICES = {"leg": tuple(_LEGS), "how": ("reset", "close", "truncate"), "at": ("request", "accept")}
 
 
@@ -142,6 +143,16 @@ class Fault:
                 continue
             if type(value) not in (int, float) or value < 0:
                 raise ValueError(f"{field} is {value!r}; it must be a number, 0 or more")
+
+    @property
+    def engine_only(self) -> bool:
+        """It makes no sense for one request that has been read."""
+        return (
+            self.name in _ENGINE_ONLY
+            or self.at == "accept"
+            or self.count is not None
+            or self.probability != 1
+        )
 
     def fits(self, leg: Leg) -> bool:
         return leg in _LEGS[self.leg]

@@ -194,6 +194,8 @@ class Connection(asyncio.Protocol):
         self.blocked = False
 
     def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
