@@ -40,17 +40,28 @@ _SPLIT = re.compile(r" ?[^ ]+| ")
 def encode(text: str) -> list[int]:
     """The token IDs of a text. `decode(encode(text)) == text`; words take one token each."""
     ids: list[int] = []
+    other: list[str] = []  # a run of pieces that are no words
     for piece in _SPLIT.findall(text):
         number = _NUMBER.get(piece)
-        if number is not None:
-            ids.append(number)
+        if number is None:
+            other.append(piece)
             continue
-        # Lone surrogates can stand in a JSON string; they have no UTF-8 form and become question marks.
-        data = piece.encode("utf-8", "replace")
-        pairs = len(data) // 2
-        ids.extend(FIRST_PAIR + pair for pair in struct.unpack(f">{pairs}H", data[: pairs * 2]))
-        if len(data) % 2:
-            ids.append(data[-1])
+        if other:
+            ids.extend(_in_bytes("".join(other)))
+            other.clear()
+        ids.append(number)
+    if other:
+        ids.extend(_in_bytes("".join(other)))
+    return ids
+
+
+def _in_bytes(text: str) -> list[int]:
+    # Lone surrogates can stand in a JSON string; they have no UTF-8 form and become question marks.
+    data = text.encode("utf-8", "replace")
+    pairs = len(data) // 2
+    ids = [FIRST_PAIR + pair for pair in struct.unpack(f">{pairs}H", data[: pairs * 2])]
+    if len(data) % 2:
+        ids.append(data[-1])
     return ids
 
 
