@@ -43,10 +43,12 @@ def _logprob(token: int) -> float:
     return -(token % 97 + 1) / 128
 
 
-def _alternatives(token: int, count: int) -> list[int]:
-    """The tokens that came next to `token`, best first; itself among them."""
+def _alternatives(token: int, count: int) -> list[tuple[int, str]]:
+    """The tokens that came next to `token`, with their texts: with itself there are `count`."""
     start = vocabulary.FIRST_WORD + token % 997
-    return [token, *(start + i for i in range(max(0, count - 1)) if start + i != token)]
+    return [(other, vocabulary.text_of(other)) for other in range(start, start + count) if other != token][
+        : count - 1
+    ]
 
 
 class Shape(ABC):
@@ -233,9 +235,11 @@ class ChatShape(Shape):
     def _logprob_list(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         entries = []
         for piece in pieces:
-            entry = _chat_logprob(piece.token)
-            top = _alternatives(piece.token, self._logprobs or 0) if self._logprobs else []
-            entries.append({**entry, "top_logprobs": [_chat_logprob(token) for token in top]})
+            # As vLLM does: a token that completes no character is shown without text.
+            entry = _chat_logprob(piece.token, piece.text)
+            others = _alternatives(piece.token, self._logprobs or 0)
+            top = [entry, *(_chat_logprob(*other) for other in others)] if self._logprobs else []
+            entries.append({**entry, "top_logprobs": top})
         return {"content": entries}
 
     def whole(self, handoff: dict[str, Any] | None) -> bytes:
@@ -332,18 +336,16 @@ class CompletionShape(Shape):
         )
 
     def _logprob_lists(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        offsets, tokens, top = [], [], []
+        offsets, top = [], []
         for piece in pieces:
-            token = vocabulary.decode([piece.token])
             offsets.append(self._offset)
-            self._offset += len(token)
-            tokens.append(token)
-            near = _alternatives(piece.token, self._logprobs or 0)
-            top.append({vocabulary.decode([other]): _logprob(other) for other in near})
+            self._offset += len(piece.text)
+            others = _alternatives(piece.token, self._logprobs or 0)
+            top.append({text: _logprob(token) for token, text in [(piece.token, piece.text), *others]})
         return {
             "text_offset": offsets,
             "token_logprobs": [_logprob(piece.token) for piece in pieces],
-            "tokens": tokens,
+            "tokens": [piece.text for piece in pieces],
             "top_logprobs": top,
         }
 
@@ -383,8 +385,7 @@ def _text_writer(key: str) -> Callable[[Sequence[Piece]], bytes]:
     return write
 
 
-def _chat_logprob(token: int) -> dict[str, Any]:
-    text = vocabulary.decode([token])
+def _chat_logprob(token: int, text: str) -> dict[str, Any]:
     return {"token": text, "logprob": _logprob(token), "bytes": list(text.encode())}
 
 

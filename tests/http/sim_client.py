@@ -89,10 +89,16 @@ class Client:
         return await self.read(wait_s)
 
     async def read(self, wait_s: float = 10.0) -> Answer:
+        """Read one reply."""
+        return await self.read_from(self.reader, wait_s)
+
+    @classmethod
+    async def read_from(cls, reader: asyncio.StreamReader, wait_s: float = 10.0) -> Answer:
+        """Read one reply from wherever its bytes come."""
         answer = Answer()
         try:
             async with asyncio.timeout(wait_s):
-                await self._read(answer)
+                await cls._read(reader, answer)
         except TimeoutError:
             answer.ended = "silent"
         except ConnectionResetError:
@@ -104,23 +110,24 @@ class Client:
             answer.ended = "malformed"
         return answer
 
-    async def _read(self, answer: Answer) -> None:
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    @staticmethod
+    async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         answer.status = int(head[0].split()[1])
         answer.headers = {
             name: value for name, _, value in (line.partition(": ") for line in head[1:] if line)
         }
         if answer.headers.get("transfer-encoding") != "chunked":
-            answer.body = await self.reader.readexactly(int(answer.headers["content-length"]))
+            answer.body = await reader.readexactly(int(answer.headers["content-length"]))
             return
         while True:
-            line = (await self.reader.readuntil(b"\r\n"))[:-2]
+            line = (await reader.readuntil(b"\r\n"))[:-2]
             if not line.isalnum() or b"x" in line:
                 raise ValueError("chunk size")
             size = int(line, 16)
-            answer.body += await self.reader.readexactly(size)
+            answer.body += await reader.readexactly(size)
             answer.reads += 1
-            if await self.reader.readexactly(2) != b"\r\n":
+            if await reader.readexactly(2) != b"\r\n":
                 raise ValueError("chunk end")
             if size == 0:
                 return
