@@ -40,7 +40,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/cython-lint narwhal/_fast
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint narwhal/_fast
 
 format: build
 	$(BIN)/ruff check --fix .

@@ -229,7 +229,7 @@ cdef class EngineLink:
         return True
 
     cdef void after_flush(self):
-        # The relay may be through before the reply is: its rest is read over, so that the connection lives on.
+        # The relay may be through before the reply is: its rest is read over, so the connection lives on.
         cdef Relay relay = self.relay
         cdef int stage = relay.stage
         if stage >= 2:
