@@ -7,13 +7,13 @@ can share one event loop.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,6 +23,7 @@ from narwhal.sim.answer import Answer
 from narwhal.sim.batch import Batch
 from narwhal.sim.faults import EngineFaults, FaultName, Leg, read_faults
 from narwhal.sim.handoffs import Producer, Taken
+from narwhal.sim.listener import Listener
 from narwhal.sim.script import RequestError
 from narwhal.sim.server import Connection, Reply, Request
 from narwhal.sim.shapes import ChatShape, CompletionShape, Shape
@@ -30,7 +31,6 @@ from narwhal.sim.stats import Stats
 from narwhal.sim.timing import FAST, Timing
 
 ROLES = ("prefill", "decode", "both")
-_BACKLOG = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SimOptions:
     )
     gone_handoff_s: float = 5.0  # silence before the error when a handoff's producer is gone
     api_key: str | None = None  # ask for this bearer token
-    keep_requests: int = 256  # how many of the last requests `SimEngine.requests` holds
+    keep_requests: int = 64  # how many of the last requests `SimEngine.requests` holds
     tls: ssl.SSLContext | None = None
 
 
@@ -85,7 +85,8 @@ class SimEngine:
         self.producer: Producer
         self.host, self.port = "", 0
         self._loop: asyncio.AbstractEventLoop
-        self._server: asyncio.Server | None = None
+        self._running = False
+        self._listener = Listener(lambda: Connection(self, self._loop), self.options.tls)
         self._connections: set[Connection] = set()
         self._empty: asyncio.Event  # set while no connection is open
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,39 +122,27 @@ class SimEngine:
         self._started_at = time.time()
         self.batch = Batch(self._loop, self.options.timing, self.options.max_sequences)
         self.host = host
-        self.port = port
-        await self._accept(self._bind())
+        self.port = self._listener.open(host, port)
         self.producer = Producer(self.stats, host, self.port)
         handoffs.announce(self.producer)
+        self._running = True
         self._faults_changed()
 
     async def stop(self) -> None:
         """Stop as a process that is killed: what runs is cut off, what is held for others is gone."""
+        if not self._running:
+            return
+        self._running = False
         handoffs.withdraw(self.producer)
         self.batch.stop()
-        for task in tuple(self._tasks):
+        self._listener.close()
+        for task in self._tasks:
             task.cancel()
-        self._close_listener()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._listener.cancel()
         for connection in tuple(self._connections):
             connection.reset()
         await self._empty.wait()
-
-    def _bind(self) -> socket.socket:
-        """A listening socket: from now on clients can connect, and queue until they are accepted."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        listener = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
-        self.port = listener.getsockname()[1]
-        return listener
-
-    async def _accept(self, listener: socket.socket) -> None:
-        self._server = await self._loop.create_server(
-            lambda: Connection(self, self._loop), sock=listener, ssl=self.options.tls, backlog=_BACKLOG
-        )
-
-    def _close_listener(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -165,16 +154,18 @@ class SimEngine:
         return self._loop.call_later(seconds, call)
 
     def _faults_changed(self) -> None:
+        if not self._running:
+            return
         refuse = self.faults.find(FaultName.REFUSE)
-        if refuse is not None and self._server is not None:
-            self._close_listener()
+        if refuse is not None and self._listener.listening:
+            self._listener.close()
             for connection in tuple(self._connections):
                 if connection.idle:
                     connection.close()
             if refuse.seconds is not None:
-                self.later(refuse.seconds, self.faults.set)
-        elif refuse is None and self._server is None and self.port:
-            self._run(self._accept(self._bind()))
+                self.later(refuse.seconds, partial(self.faults.lift, refuse))
+        elif refuse is None and not self._listener.listening:
+            self._listener.open(self.host, self.port)
 
     # What connections call.
 
@@ -185,7 +176,7 @@ class SimEngine:
         connection.number = self.stats.connections_opened
         self._connections.add(connection)
         self._empty.clear()
-        return not self.faults.strikes_connection()
+        return self._running and not self.faults.strikes_connection()
 
     def closed(self, connection: Connection) -> None:
         """A connection is over."""

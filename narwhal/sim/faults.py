@@ -195,6 +195,11 @@ class EngineFaults:
         self._faults = [read_fault(fault) if isinstance(fault, str) else fault for fault in faults]
         self.changed()
 
+    def lift(self, fault: Fault) -> None:
+        """Take one fault away, if it is still set."""
+        if any(entry is fault for entry in self._faults):
+            self.set(*(entry for entry in self._faults if entry is not fault))
+
     def find(self, name: FaultName) -> Fault | None:
         """The fault of that name, if it is set, whichever requests it is for."""
         return next((fault for fault in self._faults if fault.name == name), None)

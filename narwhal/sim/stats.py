@@ -15,7 +15,7 @@ class LegCount:
     started: int = 0
     finished: int = 0  # answered to the end
     aborted: int = 0  # the client left
-    failed: int = 0  # ended by a fault, or turned down
+    failed: int = 0  # ended by a fault, or for want of a handoff
     active: int = 0
     peak: int = 0  # the most that were active at once
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import uvloop
-import yaml
 
+from narwhal.config import parse
 from narwhal.sim import Curve, Interval, SimEngine, SimFleet, SimOptions, Timing, expected_output
 from tests.http.sim_client import Answer, Client, ask, message
 
@@ -454,15 +454,17 @@ def test_three_hundred_streams_at_once_all_get_their_own_tokens() -> None:
 
 def test_a_fleet_writes_its_fleet_file() -> None:
     async def main() -> None:
-        async with SimFleet(prefill=1, decode=2) as fleet:
-            told = yaml.safe_load(fleet.yaml(ttft_s=1.0, serving={"queue_capacity": 3}))
-            assert told["model"] == "sim-model"
-            assert told["slo"] == {"ttft_s": 1.0, "tpot_s": 0.05}
-            assert told["serving"] == {"queue_capacity": 3}
-            assert [(e["id"], e["role"]) for e in told["engines"]] == [
-                ("p0", "prefill"), ("d0", "decode"), ("d1", "decode"),
-            ]  # fmt: skip
-            for entry in told["engines"]:
-                assert (await ask(entry["url"], "GET", "/health")).status == 200
+        async with SimFleet(prefill=1, decode=1, both=1) as fleet:
+            told = parse(fleet.yaml(ttft_s=1.0, serving={"queue_capacity": 3}), "fleet.yaml")
+            assert told.model == "sim-model"
+            assert (told.slo.ttft_s, told.serving.queue_capacity) == (1.0, 3)
+            assert [(e.id, e.role) for e in told.engines] == [
+                ("p0", "prefill"),
+                ("d0", "decode"),
+                ("b0", "both"),
+            ]
+            for entry in told.engines:
+                url = f"{entry.url.scheme}://{entry.url.host}:{entry.url.port}"
+                assert (await ask(url, "GET", "/health")).status == 200
 
     uvloop.run(main())

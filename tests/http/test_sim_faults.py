@@ -256,14 +256,22 @@ def test_a_refusing_engine_listens_again_when_the_fault_is_lifted(run: Callable[
             await Client.connect(engine.url)
         engine.faults.set()
         assert (await ask(engine.url, "GET", "/health")).status == 200
-        engine.faults.set(Fault(FaultName.REFUSE, seconds=0.01))
+        for fault in (("refuse",), (), ("refuse",), (), ()):  # in one go: the last word counts
+            engine.faults.set(*fault)
+        assert (await ask(engine.url, "GET", "/health")).status == 200
+        engine.faults.set(Fault(FaultName.REFUSE, seconds=0.01), "no_done")
         async with asyncio.timeout(5):
             while True:
                 with contextlib.suppress(ConnectionRefusedError):
                     await ask(engine.url, "GET", "/health")
                     break
                 await asyncio.sleep(0.002)
+        assert [fault.name for fault in engine.faults] == ["no_done"]
         await engine.stop()
+        engine.faults.set("refuse")
+        engine.faults.set()
+        with pytest.raises(ConnectionRefusedError):
+            await Client.connect(engine.url)
 
     run(main())
 
