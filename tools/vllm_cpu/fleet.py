@@ -301,15 +301,15 @@ def _release(held: socket.socket) -> int:
 def _group(engine: Engine) -> list[int]:
     """The running processes of an engine's group, zombies left out; none if the group is not the engine's."""
     members = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdecimal() or (fields := _stat(int(entry.name))) is None:
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
+        if (fields := _stat(pid)) is None:
             continue
-        state, group, start = fields[0], int(fields[2]), int(fields[19])
+        state, group, started = fields[0], int(fields[2]), int(fields[19])
         if group != engine.pid or state in ("Z", "X"):
             continue
-        if start < engine.started or (entry.name == str(engine.pid) and start != engine.started):
+        if started < engine.started or (pid == engine.pid and started != engine.started):
             return []
-        members.append(int(entry.name))
+        members.append(pid)
     return members
 
 
