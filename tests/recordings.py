@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tools.record_streams import unchunk
+
 FOLDER = Path(__file__).parent / "data" / "streams" / "vllm-0.32"
 
 
@@ -32,7 +34,7 @@ class Recording:
     def payload(self) -> bytes:
         """The body, free of chunk sizes."""
         body = self.raw[len(self.head) :]
-        return _unchunk(body) if b"\r\ntransfer-encoding: chunked\r\n" in self.head.lower() else body
+        return unchunk(body) if b"\r\ntransfer-encoding: chunked\r\n" in self.head.lower() else body
 
     @property
     def reply(self) -> Any:
@@ -65,13 +67,3 @@ def pairs() -> dict[str, tuple[Recording, Recording]]:
         for name in found
         if name.endswith("-stream") and (whole := f"{name.removesuffix('-stream')}-whole") in found
     }
-
-
-def _unchunk(body: bytes) -> bytes:
-    payload: list[bytes] = []
-    while True:
-        size, _, body = body.partition(b"\r\n")
-        if (length := int(size, 16)) == 0:
-            return b"".join(payload)
-        payload.append(body[:length])
-        body = body[length + 2 :]

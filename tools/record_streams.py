@@ -111,7 +111,7 @@ class Recorder:
         file = f"{question.name}.http"
         (self.folder / file).write_bytes(raw)
         head, _, rest = raw.partition(b"\r\n\r\n")
-        payload = _unchunk(rest) if b"transfer-encoding: chunked" in head.lower() else rest
+        payload = unchunk(rest) if b"transfer-encoding: chunked" in head.lower() else rest
         body = question.body
         self.index.append(
             {
@@ -147,7 +147,8 @@ def _exchange(port: int, question: Question) -> bytes:
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
-def _unchunk(data: bytes) -> bytes:
+def unchunk(data: bytes) -> bytes:
+    """The payload of a complete chunked body."""
     payload: list[bytes] = []
     while True:
         size, _, data = data.partition(b"\r\n")

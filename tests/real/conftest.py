@@ -13,9 +13,15 @@ from tools.vllm_cpu.fleet import Engine, Fleet
 def fleet(pytestconfig: pytest.Config) -> Iterator[Fleet]:
     """One prefill and one decode engine. What a run that was killed left over is ended first."""
     terminal = pytestconfig.pluginmanager.getplugin("terminalreporter")
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def say(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            terminal.write_line(line)
+
     # A folder of this checkout's own: two checkouts don't end each other's engines.
     folder = pytestconfig.rootpath / "build" / "real-engines"
-    with Fleet.up(folder, {"prefill": 1, "decode": 1}, say=terminal.write_line) as fleet:
+    with Fleet.up(folder, {"prefill": 1, "decode": 1}, say=say) as fleet:
         yield fleet
 
 

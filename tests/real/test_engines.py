@@ -14,20 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from narwhal.config import Role, load
+from tools.record_streams import PREFILL
 from tools.vllm_cpu.fleet import BLOCK_TOKENS, Engine, Fleet
 
 # Keys and values, 4 layers, 2 KV heads, 64 numbers of 4 bytes.
 KV_BYTES_PER_TOKEN = 2 * 4 * 2 * 64 * 4
 NIXL_BYTES = "vllm:nixl_bytes_transferred_sum"
 TRANSFERRED_TOKENS = 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}'
-ASK_FOR_HANDOFF = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
 
 
 def complete(engine: Engine, prompt: str, max_tokens: int, **more: object) -> dict[str, Any]:
@@ -78,7 +71,7 @@ def test_the_kv_cache_crosses_and_the_tokens_are_those_of_one_engine_alone(
 ) -> None:
     prompt = long_prompt("First")
     before = consumer.metrics()
-    prefill = complete(producer, prompt, 1, kv_transfer_params=ASK_FOR_HANDOFF)
+    prefill = complete(producer, prompt, 1, kv_transfer_params=PREFILL)
     split = complete(consumer, prompt, 24, kv_transfer_params=prefill["kv_transfer_params"])
 
     def risen(name: str) -> float:
