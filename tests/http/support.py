@@ -73,6 +73,7 @@ class Routed:
         self.fleet = fleet
         self.server = server
         self._journal = journal
+        self._clients: list[Client] = []
 
     @property
     def url(self) -> str:
@@ -104,8 +105,10 @@ class Routed:
         return sum(table.prefill_seats), sum(table.decode_seats)
 
     async def connect(self) -> Client:
-        """A client's connection to the router."""
-        return await Client.connect(self.url)
+        """A client's connection to the router, closed at the end if it is not before."""
+        client = await Client.connect(self.url)
+        self._clients.append(client)
+        return client
 
     async def ask(self, path: str, body: Any = None, *, method: str = "POST", **options: Any) -> Answer:
         """One request over a connection of its own."""
@@ -120,6 +123,11 @@ class Routed:
     async def row(self) -> dict[str, Any]:
         """The journal's one row."""
         return (await self.rows())[0]
+
+    async def hang_up(self) -> None:
+        """Close every connection that `connect` made."""
+        for client in self._clients:
+            await client.close()
 
     def _lines(self) -> int:
         return self._journal.read_bytes().count(b"\n") if self._journal.exists() else 0
@@ -151,7 +159,9 @@ async def routed(
         await server.start()
         stack.push_async_callback(server.stop, 0)
         where = Routed(fleet, server, journal)
+        stack.push_async_callback(where.hang_up)
         yield where
+        await where.hang_up()
         await at_rest(where)
 
 
