@@ -20,6 +20,7 @@ from typing import Any
 
 import openai
 import pytest
+
 from tests.real.test_engines import (
     KV_BYTES_PER_TOKEN,
     NIXL_BYTES,
@@ -29,7 +30,6 @@ from tests.real.test_engines import (
     long_prompt,
     token_ids,
 )
-
 from tools.vllm_cpu.fleet import BLOCK_TOKENS, Engine, Fleet
 
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="tiny"}'
