@@ -242,14 +242,18 @@ class Exchange:
             return None
         future = self._loop.create_future()
         pieces = request.body.edit(frozenset({"stream", "stream_options"}), {})
+        limit = self._serving.prefill_timeout_s
         try:
             self._leg = engine.tokenize(pieces, self._leg_id("t"), future)
-            self._enter("being sized", self._serving.prefill_timeout_s, None)
+            self._enter(
+                "being sized", limit, Ending("engine_timeout", "the prompt could not be sized in time")
+            )
             reply = await self._wait(future)
-        except (ConnectionFailed, LegLost):
+        except (ConnectionFailed, LegLost, _StageExpired):
             return None
         finally:
             self._leg = None
+            self._leave()
         return read_token_count(reply) if isinstance(reply, Reply) else None
 
     async def _attempt(
@@ -483,7 +487,7 @@ class Exchange:
 
     # ---- time
 
-    def _enter(self, stage: str, limit_s: float, ending: Ending | None) -> None:
+    def _enter(self, stage: str, limit_s: float, ending: Ending) -> None:
         self._stage = stage
         self._stage_deadline = time.monotonic() + limit_s
         self._stage_ending = ending

@@ -274,6 +274,21 @@ def test_engines_are_reached_over_https_when_their_ca_is_named() -> None:
     on_router(wary, options=SimOptions(tls=context))
 
 
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_prompts_length_is_the_engines_own_when_sizing_is_exact_and_known_when_it_came_as_ids(
+    path: str,
+) -> None:
+    async def test(where: Routed) -> None:
+        body = body_for(path)
+        await where.ask(path, body)
+        length = (len(prompt_ids(path == CHAT, body)), "tokenizer")
+        await where.ask(COMPLETIONS, body_for(COMPLETIONS) | {"prompt": [5, 6, 7]})
+        rows = await where.rows(2)
+        assert [(row["input_tokens"], row["input_tokens_from"]) for row in rows] == [length, (3, "token_ids")]
+
+    on_router(test, engine={"sizing": "exact"})
+
+
 def test_an_engines_url_may_have_a_path_that_its_routes_follow() -> None:
     async def test(where: Routed) -> None:
         assert (await where.ask(CHAT, body_for(CHAT))).status == 200
