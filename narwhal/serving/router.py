@@ -150,9 +150,13 @@ class Router:
         if self._journal is not None:
             self._journal.reopen()
 
-    def others_eligible(self, phase: Phase, avoid: frozenset[int]) -> bool:
+    def eligible(self, phase: Phase, avoid: frozenset[int]) -> bool:
         """Whether there are engines for a leg besides those to avoid."""
         return bool(eligible(self.table, phase, avoid))
+
+    def others_eligible(self, engine: int, avoid: frozenset[int]) -> bool:
+        """Whether a leg that ran on `engine` could run on one that is not to be avoided."""
+        return self.eligible(self.table.asked_for(engine), avoid)
 
     def any_engine(self, phase: Phase) -> Engine | None:
         """Some engine that serves a phase."""

@@ -7,6 +7,7 @@ with a terminal error event. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from narwhal.serving.router import Router
 log = logging.getLogger("narwhal.serving")
 
 BACKLOG = 4096
+_GOODBYE_S = 1.0  # how long a stopping router lets clients read what was written last
 
 
 class CannotListen(Exception):
@@ -35,6 +37,7 @@ class Server:
         self.serving: ServingConfig = config.serving
         self.router: Router | None = None
         self._connections: set[ClientConnection] = set()
+        self._none_open = asyncio.Event()
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -102,10 +105,10 @@ class Server:
         for connection in list(self._connections):
             if connection.idle:
                 connection.close()
-        for _ in range(20):
-            if not self._connections:
-                return
-            await asyncio.sleep(0.05)
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self._none_open.wait()
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)
@@ -120,11 +123,14 @@ class Server:
     def opened(self, connection: ClientConnection) -> bool:
         """A connection came; False if it is one too many."""
         self._connections.add(connection)
+        self._none_open.clear()
         return len(self._connections) <= self.serving.client_connection_limit
 
     def closed(self, connection: ClientConnection) -> None:
         """A connection has closed."""
         self._connections.discard(connection)
+        if not self._connections:
+            self._none_open.set()
 
 
 async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
