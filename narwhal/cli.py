@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"narwhal {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _serve_command(commands)
+    _demo_command(commands)
     _sim_command(commands)
     _outcomes_command(commands)
     return parser
@@ -101,6 +102,20 @@ def _fleet_in_words(config: FleetConfig) -> str:
     for engine in config.engines:
         counts[engine.role.value] = counts.get(engine.role.value, 0) + 1
     return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def _demo_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.demo import command
+
+    parser = commands.add_parser(
+        "demo",
+        help="show the router at work on simulated engines",
+        description="Start simulated engines and the router in this process, stream one answer, then put a "
+        "short load on them and print its figures.",
+    )
+    command.add_arguments(parser)
+    parser.add_argument("--port", type=_port, default=0, help="the router's port (default: any free one)")
+    parser.set_defaults(run=lambda args: command.run(args, args.port))
 
 
 def _sim_command(commands: _Commands[argparse.ArgumentParser]) -> None:
