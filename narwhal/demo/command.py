@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from narwhal.arguments import port, seconds
 from narwhal.demo import load, report, snippets
 from narwhal.demo.client import Answer, Client, Unanswered
 from narwhal.demo.figures import figures
@@ -40,37 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serve", action="store_true", help="no load: keep the router up for your own client, until Ctrl-C"
     )
+    parser.add_argument("--port", type=port, default=0, help="the router's port (default: any free one)")
     parser.add_argument(
-        "--load-seconds", type=_seconds, default=12.0, metavar="S", help="the load's length (default: 12)"
+        "--load-seconds",
+        type=seconds(_MAX_LOAD_S),
+        default=12.0,
+        metavar="S",
+        help="the load's length (default: 12)",
     )
 
 
-def _seconds(text: str) -> float:
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; the exit status."""
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _MAX_LOAD_S:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} will not do; allowed: a number of seconds greater than 0, at most {_MAX_LOAD_S:g}"
-        )
-    return seconds
-
-
-def run(args: argparse.Namespace, port: int) -> int:
-    """Run the demo with the router on `port` (0: any free one); the exit status."""
-    try:
-        return uvloop.run(_serve(port) if args.serve else _show(port, args.load_seconds))
+        return uvloop.run(_serve(args.port) if args.serve else _show(args.port, args.load_seconds))
     except (CannotListen, Unanswered) as error:
         print(f"narwhal demo: {error}", file=sys.stderr)
         return 1
 
 
-async def _serve(port: int) -> int:
+async def _serve(on_port: int) -> int:
     asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    async with Stage(port) as stage:
+    async with Stage(on_port) as stage:
         url = stage.server.url
         print(f"{_fleet(stage)}\n\nFrom a shell:\n\n{snippets.curl(url, MODEL)}\n")
         print(f"From Python, with the openai package:\n\n{snippets.python(url, MODEL)}\n")
@@ -85,9 +79,9 @@ def _fleet(stage: Stage) -> str:
     return f"Narwhal serves the model {MODEL} on {stage.server.url} ({engines})."
 
 
-async def _show(port: int, seconds: float) -> int:
+async def _show(on_port: int, load_s: float) -> int:
     console = Console(highlight=False)
-    async with Stage(port) as stage:
+    async with Stage(on_port) as stage:
         client = Client(stage.config.serving.host, stage.server.port, timeout_s=_ANSWER_TIMEOUT_S)
         console.print(_fleet(stage))
         first = await _one_answer(console, client)
@@ -96,7 +90,7 @@ async def _show(port: int, seconds: float) -> int:
             print(f"narwhal demo: the first answer failed: {message}", file=sys.stderr)
             return 1
         console.print(_of_one(first, stage))
-        result = await _load(console, client, stage, seconds)
+        result = await _load(console, client, stage, load_s)
         state = await _settled(client)
     wrong = report.disagreements(result, first, state)
     for part in (
@@ -135,11 +129,11 @@ def _of_one(answer: Answer, stage: Stage) -> str:
     )
 
 
-async def _load(console: Console, client: Client, stage: Stage, seconds: float) -> report.Load:
-    planned = load.plan(seconds)
+async def _load(console: Console, client: Client, stage: Stage, load_s: float) -> report.Load:
+    planned = load.plan(load_s)
     slo = stage.config.slo
     began = time.monotonic()
-    with _progress(console, planned, seconds) as progress:
+    with _progress(console, planned, load_s) as progress:
         samples = await load.run(client, MODEL, planned, progress)
     took = time.monotonic() - began
     by_part = {
@@ -149,9 +143,9 @@ async def _load(console: Console, client: Client, stage: Stage, seconds: float) 
 
 
 @contextmanager
-def _progress(console: Console, planned: list[Planned], seconds: float) -> Iterator[Any]:
+def _progress(console: Console, planned: list[Planned], load_s: float) -> Iterator[Any]:
     """Shows how far a load is: yields what is to be called with each sample."""
-    what = f"Load: {len(planned)} requests in {seconds:g} s, {load.BURST_REQUESTS} of them at once."
+    what = f"Load: {len(planned)} requests in {load_s:g} s, {load.BURST_REQUESTS} of them at once."
     console.print(what)
     columns = (
         BarColumn(),

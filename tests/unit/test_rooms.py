@@ -38,7 +38,9 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["demo"] |= {"sim"}  # it runs simulated engines
 ALLOWED["cli"] |= {"sim", "logs"}  # likewise; and it says how the process logs
-ALLOWED["logs"] = set()  # whoever logs goes to the standard library
+for room in ("checking", "demo", "cli"):
+    ALLOWED[room] |= {"arguments"}
+ALLOWED["arguments"] = ALLOWED["logs"] = set()
 ALLOWED["sim"] = {"profiles"}  # an engine knows nothing of the router; it shares the curves
 ALLOWED["_fast"] = set()  # for everyone's use, so it uses nobody
 ALLOWED["__init__"] = set()
