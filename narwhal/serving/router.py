@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import ssl
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -20,7 +19,7 @@ from narwhal.accounting.scrape import Scraper
 from narwhal.admission.door import Door
 from narwhal.admission.readiness import Readiness
 from narwhal.config import FleetConfig
-from narwhal.engines.engine import Engine
+from narwhal.engines.engine import Engine, engines_of
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.outcomes import Ending
 from narwhal.placement.eligible import eligible
@@ -48,20 +47,7 @@ class Router:
             retention_limit=config.serving.retention_limit,
             queue_capacity=config.serving.queue_capacity,
         )
-        api_key = os.environ[config.engine.api_key_env] if config.engine.api_key_env else None
-        tls = None
-        if any(engine.url.scheme == "https" for engine in config.engines):
-            tls = ssl.create_default_context(cafile=config.engine.ca_file)
-        self.engines = [
-            Engine(
-                engine,
-                config.engine,
-                api_key=api_key,
-                tls=tls,
-                reply_limit=config.serving.max_response_bytes,
-            )
-            for engine in config.engines
-        ]
+        self.engines = engines_of(config)
         self.input_lengths = InputLengths()
         self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
         self.accounts = Accounts(config, self._journal.write if self._journal else None)
