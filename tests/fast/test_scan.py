@@ -271,7 +271,7 @@ def test_of_several_lists_the_worst_tells_the_events_state(choices: bytes, state
 def test_names_in_strings_and_in_other_places_mean_nothing_and_stay() -> None:
     data = (
         b'{"x":{"token_ids":[-1]},"choices":[{"text":"\\"token_ids\\":[1]","logprobs":{"token_ids":[true]},'
-        b'"delta":{"tool_calls":[{"prompt_text":"a","token_ids":null}]}}],"usage":{"token_ids":[2]},'
+        b'"\\u0174oken_ids":[4],"delta":{"tool_calls":[{"prompt_text":"a","token_ids":null}]}}],"usage":{"token_ids":[2]},'
         b'"error":{"prompt_token_ids":[3]}}'
     )
     assert scan(data).ids == ABSENT
@@ -318,6 +318,8 @@ def test_a_cut_takes_one_comma_along_and_nothing_else(data: bytes, left: bytes) 
         (b'{"choices":[{"finish_reason":1}]}', "byte 29: `finish_reason` is neither a string nor null"),
         (b'{"usage":[]}', "byte 9: `usage` is not an object"),
         (b'{"choices":[{"text":"\x80"}]}', "byte 21: not UTF-8"),
+        (b'{"choices":[{"token_ids":[1,01]}]}', "byte 29: a comma or ] should be here"),
+        (b'{"choices":[{"token_ids":[1,]}]}', "byte 28: a value should be here"),
     ],
 )
 def test_a_text_that_is_no_event_is_refused_with_byte_and_reason(data: bytes, reason: str) -> None:
