@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -367,3 +371,37 @@ def test_a_tally_sums_many_events() -> None:
     assert tally([CHAT, COMPLETION, FIRST_CHAT, USAGE, ERROR]) == (2, 3)
     with pytest.raises(ValueError, match="not a JSON object"):
         tally([CHAT, b"[]"])
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "streams"
+
+
+def _recorded(name: str) -> dict[str, list[bytes]]:
+    """By file name: the texts of all events recorded from real engines, or of a whole response's body."""
+    found = {}
+    for path in sorted(RECORDED.glob(f"*/{name}.http")):
+        head, _, body = path.read_bytes().partition(b"\r\n\r\n")
+        is_stream = b"text/event-stream" in head
+        texts = re.findall(rb"^data: (.*)$", body, re.MULTILINE) if is_stream else [body]
+        found[path.name] = [text for text in texts if text.startswith(b"{")]
+    assert sum(map(len, found.values())) > 0
+    return found
+
+
+def test_recorded_events_are_read_like_the_oracle_reads_them() -> None:
+    for events in _recorded("*").values():
+        for event in events:
+            _agree(event)
+
+
+def test_recorded_output_comes_with_its_ids_where_they_were_asked_for() -> None:
+    for name, events in _recorded("*-ids-stream").items():
+        for event in events:
+            found = scan(event)
+            assert found.ids == VALID or not found.has_output, (name, event)
+
+
+def test_recorded_ids_add_up_to_the_engines_own_usage() -> None:
+    for name, events in _recorded("*-usage-ids-stream").items():
+        usage = json.loads(events[-1])["usage"]
+        assert (name, tally(events)[1]) == (name, usage["completion_tokens"])
