@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import orjson
 import uvloop
 import yaml
 
-from narwhal.admission.door import Door
+from narwhal.admission.door import Door, Grant, SeatRequest
 from narwhal.config import FleetConfig, parse
 from narwhal.fleet.table import Phase
 from narwhal.serving.router import Router
@@ -29,7 +29,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 __all__ = [
     "CHAT", "COMPLETIONS", "Answer", "Client", "Routed", "ask", "assert_idle", "body_for", "config_of",
-    "eventually", "message", "on_router", "routed",
+    "eventually", "message", "on_router", "routed", "seat",
 ]  # fmt: skip
 
 
@@ -163,6 +163,13 @@ async def routed(
         yield where
         await where.hang_up()
         await at_rest(where)
+
+
+def seat(where: Routed, phase: Phase, avoid: Iterable[int] = ()) -> Grant:
+    """Take a free seat of a phase; the caller gives it back."""
+    grant = where.door.ask(SeatRequest(phase, 0.0, frozenset(avoid), lambda grant: None, lambda: None))
+    assert grant is not None
+    return grant
 
 
 def on_router(test: Callable[[Routed], Coroutine[Any, Any, None]], **options: Any) -> None:

@@ -3,25 +3,14 @@ output, one last event."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 import pytest
 
-from narwhal.admission.door import SeatRequest
 from narwhal.fleet.table import Phase
 from narwhal.sim import Fault, FaultName, SimOptions, expected_output
-from tests.http.support import (
-    CHAT,
-    COMPLETIONS,
-    Answer,
-    Routed,
-    body_for,
-    message,
-    on_router,
-)
+from tests.http.support import CHAT, COMPLETIONS, Answer, Routed, body_for, message, on_router, seat
 
 Fields = dict[str, Any]
 # Time limits that tests run into; everything else is far quicker.
@@ -384,22 +373,12 @@ def test_engines_that_write_byte_by_byte_are_understood() -> None:
 # ---- time
 
 
-@contextlib.contextmanager
-def seat_taken(where: Routed, phase: Phase | None) -> Iterator[None]:
-    """One seat of a phase is taken, and given back at the end."""
-    grant = None
-    if phase is not None:
-        grant = where.door.ask(SeatRequest(phase, 0.0, frozenset(), lambda grant: None, lambda: None))
-    yield
-    if grant is not None:
-        grant.release_all()
-
-
 @pytest.mark.parametrize("phase", Phase)
 def test_the_wait_for_a_seat_has_a_limit(phase: Phase) -> None:
     async def test(where: Routed) -> None:
-        with seat_taken(where, phase):
-            answer = await where.ask(CHAT, body_for(CHAT, stream=True))
+        grant = seat(where, phase)
+        answer = await where.ask(CHAT, body_for(CHAT, stream=True))
+        grant.release_all()
         assert answer.status == 504
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("expired", "queue_expired")
@@ -427,8 +406,10 @@ def test_the_requests_deadline_ends_it_at_any_stage(stage: str, stream: bool) ->
 
     async def test(where: Routed) -> None:
         wish = {"fault": what} if what else None
-        with seat_taken(where, taken):
-            answer = await where.ask(CHAT, body_for(CHAT, stream=stream, sim=wish))
+        grant = None if taken is None else seat(where, taken)
+        answer = await where.ask(CHAT, body_for(CHAT, stream=stream, sim=wish))
+        if grant is not None:
+            grant.release_all()
         if stage == "being streamed" and stream:
             error = terminal(answer)
             assert error["code"] == "expired"
