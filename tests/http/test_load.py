@@ -147,6 +147,8 @@ def test_no_engine_ever_has_more_legs_than_seats_with_faults_and_clients_leaving
         assert where.counts["failed"]
         assert max(peaks(where, "prefill")) <= 3
         assert max(peaks(where, "decode")) <= 5
+        # No handoff was ever used twice, whatever failed.
+        assert not any(engine.stats.handoffs_spoiled for engine in where.fleet.of("prefill"))
         assert watch.samples > 10
 
     serving = {"queue_timeout_s": 60, "first_token_timeout_s": 0.3, "stream_idle_timeout_s": 0.3}

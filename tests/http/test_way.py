@@ -255,6 +255,29 @@ def test_an_openai_engine_is_asked_for_nothing_beyond_openais_api() -> None:
     on_router(test, **FLEETS["openai"])
 
 
+def test_counted_tokens_stand_where_the_engines_usage_says_otherwise_and_both_are_kept() -> None:
+    said = {"choices": [{"index": 0, "delta": {"content": "hi"}, "token_ids": [7, 8]}]}
+    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}}
+    events = [*(f"data: {orjson.dumps(event).decode()}\n\n" for event in (said, usage)), "data: [DONE]\n\n"]
+
+    async def counted(where: Routed) -> None:
+        assert (await where.ask(CHAT, body_for(CHAT, stream=True, sim={"events": events}))).status == 200
+        row = await where.row()
+        assert (row["output_tokens"], row["usage_completion_tokens"]) == (2, 5)
+        state = (await where.ask("/narwhal/state", method="GET")).json()
+        assert [engine["usage_disagreements"] for engine in state["engines"]] == [0, 1]
+
+    async def told(where: Routed) -> None:
+        # Without IDs, usage is the best there is, and after it one for each event.
+        for sent, count, source in ((events, 5, "usage"), ([events[0], events[2]], 1, "events")):
+            await where.ask(CHAT, body_for(CHAT, stream=True, sim={"events": sent}))
+            row = (await where.rows(where.counts["offered"]))[-1]
+            assert (row["output_tokens"], row["output_tokens_from"]) == (count, source)
+
+    on_router(counted)
+    on_router(told, **FLEETS["openai"])
+
+
 def test_engines_are_reached_over_https_when_their_ca_is_named() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE)
