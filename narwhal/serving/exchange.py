@@ -69,6 +69,7 @@ class Exchange:
         self.record = router.arrived(self, route)
         self.record.client_request_id = _sane_id(head.headers.get(b"x-request-id"))
         self.body_limit = self._serving.max_request_bytes
+        self.body_limit_key = "serving.max_request_bytes"
         self.deadline = self.record.arrived + self._serving.request_timeout_s
 
     # ---- the connection's calls

@@ -13,7 +13,11 @@ is not worth an engine's time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import termios
 import time
+from array import array
 from enum import Enum
 from typing import Protocol, cast
 
@@ -39,6 +43,7 @@ class Handler(Protocol):
     """Serves one request on a connection; made when its head has come."""
 
     body_limit: int  # bytes
+    body_limit_key: str  # the setting for it; empty: there is none
 
     def begin(self) -> None:
         """Judge the head, before the body is read. Raises Ending."""
@@ -98,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_body", "_body_done", "_body_size", "_buffer", "_decoder", "_head_begun", "_left", "_linger_until",
-        "_loop", "_pump_due", "_pumping", "_queued", "_reading_paused", "_server", "_state", "_transport",
+        "_loop", "_pump_due", "_pumping", "_reading_paused", "_server", "_state", "_transport", "_unread",
         "_writing_paused", "alarm", "handler", "head", "outlet", "peer", "stopping",
     )  # fmt: skip
 
@@ -118,7 +123,7 @@ class ClientConnection(asyncio.Protocol):
         self._pump_due = False
         self._reading_paused = False
         self._writing_paused = False
-        self._queued = 0
+        self._unread = 0
         self._linger_until = 0.0
         self.outlet = Outlet()
         self.alarm = Alarm(loop, self._ring)
@@ -222,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self.head = None
         self._state = _State.HEAD
-        self._queued = transport.get_write_buffer_size()
+        self._unread = 0
         self._set_alarm_in(self._server.serving.idle_timeout_s)
         self._pump()
 
@@ -243,8 +248,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         self._state = _State.CLOSED
         self.outlet.close()
-        if transport is not None and (queued := transport.get_write_buffer_size()):
-            self._queued = queued
+        if transport is not None and transport.get_write_buffer_size():
+            self._unread = self._unsent()
             self._set_alarm_in(LINGER_IDLE_S)
         else:
             self.alarm.close()
@@ -340,7 +345,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             handler.begin()
             if head.content_length > handler.body_limit:
-                raise _too_large(handler.body_limit, head.content_length)
+                raise _too_large(handler, head.content_length)
         except Ending as ending:
             self._refuse(ending)
             return
@@ -370,7 +375,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(Ending("malformed_http", f"the body's chunked coding is broken: {error}"))
             return
         if self._body_size > handler.body_limit:
-            self._refuse(_too_large(handler.body_limit, None))
+            self._refuse(_too_large(handler, None))
         elif done:
             pieces, self._body = self._body, []
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -481,7 +486,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         self._regulate_reading()
-        self._queued = transport.get_write_buffer_size()
+        self._unread = self._unsent()
         transport.write_eof()
         self._linger_until = time.monotonic() + LINGER_S
         self._set_alarm_in(LINGER_IDLE_S)
@@ -506,12 +511,14 @@ class ClientConnection(asyncio.Protocol):
                 "(serving.head_timeout_s)"
             )
             self._protocol_error(Ending("body_timeout", message, code="head_timeout"))
-        elif self._queued and self._client_reads():
-            self._set_alarm_in(LINGER_IDLE_S)
-        elif self._queued or state is _State.LINGERING:
-            self.abort()
-        elif state is not _State.CLOSED:
-            self.close()
+        else:
+            before, self._unread = self._unread, self._unsent()
+            if self._unread and (not before or self._unread < before):
+                self._set_alarm_in(LINGER_IDLE_S)  # it reads, if slowly
+            elif self._unread or state is _State.LINGERING:
+                self.abort()
+            elif state is not _State.CLOSED:
+                self.close()
 
     def _body_timeout(self) -> Ending:
         return Ending(
@@ -520,11 +527,16 @@ class ClientConnection(asyncio.Protocol):
             f"(serving.body_timeout_s); {self._body_size} bytes had come",
         )
 
-    def _client_reads(self) -> bool:
-        # Whether less is queued for the client than when this was last looked at.
-        before, transport = self._queued, self._transport
-        self._queued = 0 if transport is None else transport.get_write_buffer_size()
-        return self._queued < before
+    def _unsent(self) -> int:
+        # Bytes that the client has not taken yet. The kernel's share tells a slow reader from none: it makes
+        # room for more only in large steps.
+        transport = self._transport
+        if transport is None:
+            return 0
+        kernel = array("i", [0])
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kernel)
+        return transport.get_write_buffer_size() + kernel[0]
 
     # ---- the end
 
@@ -538,9 +550,10 @@ class ClientConnection(asyncio.Protocol):
             handler.client_left()
 
 
-def _too_large(limit: int, declared: int | None) -> Ending:
+def _too_large(handler: Handler, declared: int | None) -> Ending:
     seen = "more than that" if declared is None else f"{declared} bytes"
+    setting = f" ({handler.body_limit_key})" if handler.body_limit_key else ""
     return Ending(
         "request_too_large",
-        f"the body may be {limit} bytes at most (serving.max_request_bytes); this one has {seen}",
+        f"the body may be {handler.body_limit} bytes at most{setting}; this one has {seen}",
     )

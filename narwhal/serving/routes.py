@@ -230,6 +230,7 @@ class _Plain:
     """A handler that answers as soon as it has the request."""
 
     body_limit = PAGE_BODY_LIMIT
+    body_limit_key = ""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
