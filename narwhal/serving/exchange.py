@@ -34,7 +34,8 @@ from narwhal.serving import failures, replies
 from narwhal.serving.failures import LegFailure
 
 if TYPE_CHECKING:
-    from narwhal.serving.http import ClientConnection, RequestHead
+    from narwhal.serving.head import RequestHead
+    from narwhal.serving.http import ClientConnection
     from narwhal.serving.router import Router
 
 log = logging.getLogger("narwhal.serving")
@@ -68,6 +69,7 @@ class Exchange:
         self.record = router.arrived(self, route)
         self.record.client_request_id = _sane_id(head.headers.get(b"x-request-id"))
         self.body_limit = self._serving.max_request_bytes
+        self.body_limit_key = "serving.max_request_bytes"
         self.deadline = self.record.arrived + self._serving.request_timeout_s
 
     # ---- the connection's calls
@@ -109,6 +111,15 @@ class Exchange:
         if self._decoding:
             self._watch_decode(time.monotonic())
 
+    def overdue(self) -> Ending:
+        """How the request ends when its deadline passes."""
+        limit = self._serving.request_timeout_s
+        return Ending(
+            "deadline_expired",
+            f"the request was not complete {limit:g} s after its arrival "
+            f"(serving.request_timeout_s); it was {self._stage}",
+        )
+
     def reply_headers(self) -> list[replies.Header]:
         """Headers of every reply to this request."""
         return [("x-request-id", self.record.request_id)]
@@ -116,14 +127,7 @@ class Exchange:
     def on_alarm(self, now: float) -> None:
         """A deadline of the request's, or the next comment to a silent stream, is due."""
         if now >= self.deadline:
-            limit = self._serving.request_timeout_s
-            self.interrupt(
-                Ending(
-                    "deadline_expired",
-                    f"the request was not complete {limit:g} s after its arrival "
-                    f"(serving.request_timeout_s); it was {self._stage}",
-                )
-            )
+            self.interrupt(self.overdue())
             return
         if now >= self._stage_deadline and not (self._decoding and self._decode_goes_on(now)):
             ending, self._stage_ending = self._stage_ending, None
@@ -139,6 +143,9 @@ class Exchange:
     def interrupt(self, ending: Ending) -> None:
         """End the request as soon as it can be: close its leg, raise `ending` where it waits."""
         if self._ended or self._interruption is not None:
+            return
+        if self.record.body_read is None:
+            self._connection.refuse(ending)
             return
         if self._relay is not None and self._relay.done and self._relay.under_way:
             return  # the client has the whole answer

@@ -38,7 +38,7 @@ _date = _Date()
 def head(
     status: int, content_type: str | None, length: int | None, headers: Iterable[Header], close: bool
 ) -> bytes:
-    """A reply's head. `length` None: how the body is framed, `headers` says."""
+    """A reply's head. `length` None: other headers say how the body ends, or it ends with the connection."""
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n", _date.line()]
     if content_type is not None:
         lines.append(f"content-type: {content_type}\r\n")

@@ -58,6 +58,7 @@ class Router:
         self._id_prefix = f"req-{os.urandom(5).hex()}-"
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()  # a request has begun to run, or ended
         self._sweep: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -78,8 +79,13 @@ class Router:
 
     async def settled(self) -> None:
         """Wait until every request under way has ended."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self.exchanges or self._tasks:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if self.exchanges and not self._tasks:
+                # What is left are requests whose bodies are being read.
+                self._changed.clear()
+                await self._changed.wait()
 
     def interrupt_all(self, ending: Ending) -> None:
         """End every request under way."""
@@ -96,6 +102,7 @@ class Router:
         """Run a request's coroutine and keep it alive."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
+        self._changed.set()
         task.add_done_callback(self._tasks.discard)
 
     def arrived(self, exchange: Exchange, route: Route) -> Record:
@@ -106,6 +113,7 @@ class Router:
     def ended(self, exchange: Exchange, ending: Ending | None, status: int | None) -> None:
         """A request has ended; without an ending it was served. `status` is what its client was sent."""
         self.exchanges.discard(exchange)
+        self._changed.set()
         self.accounts.settle(
             exchange.record,
             ending.name if ending else "served",
