@@ -8,9 +8,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 import orjson
+import pytest
 
 from narwhal.fleet.table import Phase
-from narwhal.sim import Fault, FaultName, Interval, SimOptions, Timing, expected_output
+from narwhal.sim import Fault, FaultName, Interval, Leg, SimOptions, Timing, expected_output
 from tests.http.support import (
     CHAT,
     COMPLETIONS,
@@ -58,11 +59,6 @@ class Watch:
             await asyncio.sleep(0.001)
 
 
-def peaks(where: Routed, leg: str) -> list[int]:
-    """The most legs each engine of one role was ever busy with at once."""
-    return [engine.stats[leg].peak for engine in where.fleet.of(leg)]
-
-
 def test_three_hundred_streams_at_once_lose_no_token() -> None:
     async def test(where: Routed) -> None:
         tokens = 0
@@ -107,7 +103,10 @@ def test_three_hundred_streams_at_once_lose_no_token() -> None:
     on_router(test, prefill=2, decode=2, serving=serving)
 
 
-def test_no_engine_ever_has_more_legs_than_seats_with_faults_and_clients_leaving() -> None:
+@pytest.mark.parametrize("fleet", [{"prefill": 2, "decode": 2}, {"prefill": 0, "decode": 0, "both": 3}])
+def test_no_engine_ever_has_more_legs_than_seats_with_faults_and_clients_leaving(
+    fleet: dict[str, int],
+) -> None:
     seats = {"prefill_concurrency": 3, "decode_concurrency": 5}
     chance = random.Random(7)
     timing = Timing(interval=Interval(base=0.001), prefill_batch=4)
@@ -152,15 +151,16 @@ def test_no_engine_ever_has_more_legs_than_seats_with_faults_and_clients_leaving
         assert where.counts["served"] >= whole > 60
         assert 0 < where.counts["cancelled"] <= 60
         assert where.counts["failed"]
-        assert max(peaks(where, "prefill")) <= 3
-        assert max(peaks(where, "decode")) <= 5
+        peaks = {leg: max(engine.stats[leg].peak for engine in where.fleet.engines) for leg in Leg}
+        assert peaks[Leg.PREFILL] <= 3
+        assert peaks[Leg.DECODE] + peaks[Leg.WHOLE] == 5
         # No handoff was ever used twice, whatever failed.
         assert not any(engine.stats.handoffs_spoiled for engine in where.fleet.of("prefill"))
         assert watch.samples > 10
 
     serving = {"queue_timeout_s": 60, "first_token_timeout_s": 0.3, "stream_idle_timeout_s": 0.3}
     serving |= {"prefill_timeout_s": 0.3, **seats}
-    on_router(test, prefill=2, decode=2, options=SimOptions(timing=timing), serving=serving)
+    on_router(test, **fleet, options=SimOptions(timing=timing), serving=serving)
 
 
 def test_a_client_that_does_not_read_pauses_its_own_engine_stream_and_no_other() -> None:
