@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
 
-.PHONY: help build demo test test-real lint format bench clean
+.PHONY: help build demo test test-real lint format bench bench-guard clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make lint       ruff, mypy --strict, cython-lint"
 	@echo "make format     let ruff format the code"
 	@echo "make bench      what it costs: benchmarks with tables"
+	@echo "make bench-guard  instructions for an event and a request, against the figures kept (needs valgrind)"
 	@echo "make clean      remove the environment and everything built"
 
 $(VENV)/.ready: pyproject.toml setup.py
@@ -48,6 +49,9 @@ format: build
 
 bench: build
 	$(BIN)/python -m pytest bench --benchmark-only
+
+bench-guard: build
+	$(BIN)/python bench/guard.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info narwhal/_fast/*.c narwhal/_fast/*.so

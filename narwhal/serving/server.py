@@ -50,7 +50,7 @@ class Server:
     async def start(self) -> None:
         """Listen. Raises CannotListen."""
         loop = asyncio.get_running_loop()
-        router = self.router = Router(self.config, loop)
+        router = self.attach()
         try:
             self._listener = await Listener.open(
                 self.serving.host, self.serving.port, lambda: ClientConnection(self, loop)
@@ -63,6 +63,11 @@ class Server:
             ) from None
         router.start()
         log.info("serving %s on %s", self.config.model, self.url)
+
+    def attach(self) -> Router:
+        """Make the router, without a socket to reach it by."""
+        self.router = Router(self.config, asyncio.get_running_loop())
+        return self.router
 
     @property
     def port(self) -> int:
