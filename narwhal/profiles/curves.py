@@ -1,9 +1,9 @@
 """Curves: what an engine's work costs in seconds, as sums of terms none of which is negative.
 
-Prefill and handoff go by the prompt's length, a decode step by the batch. A curve is only as good as what was
-measured: it keeps the range, and `covers` says whether a price lies in it. Outside the range it still gives a
-price, a cautious one: no cheaper per token than the longest measured. Since no term is negative, a curve never
-falls, so more work never costs less.
+Prefill and handoff go by the prompt's length, a decode step by the batch. A curve is only as good as what
+was measured: it keeps the range, and `covers` says whether a price lies in it. Outside the range it still
+gives a price, a cautious one: no cheaper per token than the longest measured. Since no term is negative, a
+curve never falls, so more work never costs less.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from narwhal.profiles.correction import Correction
-from narwhal.profiles.curves import UNBOUNDED, DecodeCurve, HandoffCurve, PrefillCurve, beyond
+from narwhal.profiles.curves import DecodeCurve, HandoffCurve, PrefillCurve, beyond
 from narwhal.profiles.nonnegative import Triple
 from narwhal.profiles.online import OnlineFit
 
@@ -23,67 +23,83 @@ class Price(NamedTuple):
     extrapolated: bool  # outside the range that was measured or seen
 
 
-class _Work:
-    """One kind of work: its curve (measured or learned) and the correction on top."""
+class Work:
+    """One kind of work on one engine: three terms, the coefficients of which are measured or learned.
 
-    __slots__ = ("_measured", "correction", "edge", "hi", "kv_hi", "learned", "lo")
+    `lo` and `hi` are the range, measured or seen so far, of the second term (tokens; of a decode step the
+    first, running sequences), `kv_hi` that of the KV tokens.
+    """
 
-    def __init__(self, measured: Triple | None, lo: float, hi: float, kv_hi: float = UNBOUNDED) -> None:
+    __slots__ = ("_anchor_due", "_measured", "anchor", "correction", "hi", "kv_hi", "learned", "lo")
+
+    def __init__(
+        self, measured: Triple | None = None, lo: float = 0, hi: float = 0, kv_hi: float = 0
+    ) -> None:
+        self._measured = measured
+        self.lo, self.hi, self.kv_hi = lo, hi, kv_hi
         self.learned = OnlineFit()
         self.correction = Correction()
-        self.set_measured(measured, lo, hi, kv_hi)
-
-    def set_measured(
-        self, measured: Triple | None, lo: float = 0, hi: float = 0, kv_hi: float = UNBOUNDED
-    ) -> None:
-        """Go by these coefficients from now on; None: learn them."""
-        self._measured = measured
-        self.lo, self.hi, self.kv_hi = (lo, hi, kv_hi) if measured is not None else (UNBOUNDED, 0, 0)
         self.reset()
 
     def reset(self) -> None:
         """Forget what traffic taught."""
         self.correction.reset()
+        self.learned.reset()
         if self._measured is None:
-            self.learned.reset()
-            self.lo, self.hi, self.kv_hi = UNBOUNDED, 0, 0
+            self.lo = self.hi = self.kv_hi = 0.0
+        # The curve that drift is judged by; a learned one is held still for that, or it would follow.
+        self.anchor = self._measured
+        self._anchor_due = 0
 
     @property
-    def is_measured(self) -> bool:
+    def measured(self) -> bool:
+        """Whether there is a profile."""
         return self._measured is not None
 
     @property
     def bare(self) -> Triple:
         """The curve's coefficients before correction."""
-        return self._measured if self._measured is not None else self.learned.coefficients
+        return self.learned.coefficients if self._measured is None else self._measured
 
     @property
     def corrected(self) -> Triple:
         """The coefficients to price by."""
         factor = self.correction.factor
-        x0, x1, x2 = self.bare
-        return x0 * factor, x1 * factor, x2 * factor
+        first, second, third = self.bare
+        return first * factor, second * factor, third * factor
 
     @property
     def sure(self) -> bool:
+        """Whether its prices can be relied on."""
         return self._measured is not None or self.learned.sure
 
     @property
     def confidence(self) -> float:
-        """0 to 1: a profile confirmed by traffic is at 1 less its spread, one not yet used at 0.9."""
+        """How sure its prices are, from 0 to 1: less by how far single pieces of work are from them."""
         if self._measured is None:
             return self.learned.confidence
         return max(0.0, 1 - self.correction.spread)
 
-    def learn(self, x: Triple, bare_s: float, size: float, kv_tokens: float, seen_s: float) -> None:
+    def learn(self, terms: Triple, size: float, kv_tokens: float, seen_s: float) -> None:
+        """Take note of a piece of work and the time it took. `size` is what `lo` and `hi` are of."""
+        if self.sure:
+            self.correction.learn(value(self.bare, terms), seen_s)
         if self._measured is None:
-            if self.learned.sure:
-                self.correction.learn(bare_s, seen_s)
-            self.learned.learn(x, seen_s)
-            self.lo, self.hi = min(self.lo, size), max(self.hi, size)
+            self.lo = min(self.lo, size) if self.learned.samples else size
+            self.hi = max(self.hi, size)
             self.kv_hi = max(self.kv_hi, kv_tokens)
-        else:
-            self.correction.learn(bare_s, seen_s)
+            self.learned.learn(terms, seen_s)
+
+    def renew_anchor(self) -> bool:
+        """Let drift be judged by the learned curve as it is now, if it has twice the samples it had before.
+
+        Returns whether that is so; then what was compared with the old one is void.
+        """
+        if self._measured is not None or not self.learned.sure or self.learned.samples < self._anchor_due:
+            return False
+        self.anchor = self.bare
+        self._anchor_due = 2 * self.learned.samples
+        return True
 
 
 class EngineModel:
@@ -98,22 +114,13 @@ class EngineModel:
         handoff: HandoffCurve | None = None,
     ) -> None:
         """With the curves of the engine's profile; those that it lacks are learned."""
-        self.prefill = _Work(
-            (prefill.a, prefill.b, prefill.c) if prefill else None,
-            prefill.lo if prefill else 0,
-            prefill.hi if prefill else 0,
-        )
-        self.interval = _Work(
-            (decode.p, decode.q, decode.c) if decode else None,
-            0,
-            decode.running_hi if decode else 0,
-            decode.kv_hi if decode else 0,
-        )
-        self.handoff = _Work(
-            (0.0, handoff.b, handoff.c) if handoff else None,
-            handoff.lo if handoff else 0,
-            handoff.hi if handoff else 0,
-        )
+        # The terms: L², L, 1; L again for a handoff, whose first is nothing; n, kv, 1.
+        self.prefill = Work((prefill.a, prefill.b, prefill.c), prefill.lo, prefill.hi) if prefill else Work()
+        self.handoff = Work((0.0, handoff.b, handoff.c), handoff.lo, handoff.hi) if handoff else Work()
+        self.interval = Work()
+        if decode:
+            measured = (decode.p, decode.q, decode.c)
+            self.interval = Work(measured, 0, decode.running_hi, decode.kv_hi)
 
     def prefill_s(self, tokens: float) -> Price:
         """Seconds to prefill one prompt alone."""
@@ -124,27 +131,10 @@ class EngineModel:
         return _by_length(self.handoff, tokens)
 
     def interval_s(self, running: float, kv_tokens: float) -> Price:
-        """Seconds between two decode steps of a batch of `running` sequences holding `kv_tokens`."""
+        """Seconds between two decode steps of a batch of `running` sequences that hold `kv_tokens`."""
         work = self.interval
-        p, q, c = work.corrected
-        outside = running > work.hi or kv_tokens > work.kv_hi
-        return Price(c + p * running + q * kv_tokens, work.sure, outside)
-
-    def learn_prefill(self, tokens: float, seen_s: float) -> None:
-        """A prompt was prefilled. `seen_s`: from its sending, or from the end of the one before it on this
-        engine if that was later, to its own end."""
-        _learn_by_length(self.prefill, tokens, seen_s)
-
-    def learn_handoff(self, tokens: float, seen_s: float) -> None:
-        """A decode leg gave its first token `seen_s` after it was sent."""
-        _learn_by_length(self.handoff, tokens, seen_s)
-
-    def learn_interval(self, running: float, kv_tokens: float, seen_s: float) -> None:
-        """A stream's tokens came `seen_s` apart, while on average `running` sequences held `kv_tokens`."""
-        work = self.interval
-        p, q, c = work.bare
-        bare = c + p * running + q * kv_tokens
-        work.learn((running, kv_tokens, 1.0), bare, running, kv_tokens, seen_s)
+        seconds = value(work.corrected, (running, kv_tokens, 1.0))
+        return Price(seconds, work.sure, running > work.hi or kv_tokens > work.kv_hi)
 
     def restarted(self) -> None:
         """The engine is a new process: what traffic taught of the old one is void, the profile stays."""
@@ -152,13 +142,13 @@ class EngineModel:
             work.reset()
 
 
-def _by_length(work: _Work, tokens: float) -> Price:
+def value(coefficients: Triple, terms: Triple) -> float:
+    """What a curve says."""
+    return coefficients[0] * terms[0] + coefficients[1] * terms[1] + coefficients[2] * terms[2]
+
+
+def _by_length(work: Work, tokens: float) -> Price:
     a, b, c = work.corrected
     hi = work.hi
     seconds = beyond((a * tokens + b) * tokens + c, (a * hi + b) * hi + c, hi, tokens)
     return Price(seconds, work.sure, not work.lo <= tokens <= hi)
-
-
-def _learn_by_length(work: _Work, tokens: float, seen_s: float) -> None:
-    a, b, c = work.bare
-    work.learn((tokens * tokens, tokens, 1.0), (a * tokens + b) * tokens + c, tokens, 0.0, seen_s)

@@ -6,7 +6,8 @@ Columns hold the corrected coefficients, so a price is a few multiplications on 
     handoff   b * L + c, likewise
     interval  c + p * n + q * kv
 
-They change when something is learned; an engine is its index, as in the fleet's table.
+They change when something is learned. An engine is its index, as in the fleet's table. Everything learned of
+prefill and of the token interval also goes to the watch over drift, whose verdict is the `surcharge` column.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from narwhal.profiles.model import EngineModel, Price
+from narwhal.profiles.drift import Drift
+from narwhal.profiles.model import EngineModel, Price, Work, value
+from narwhal.profiles.nonnegative import Triple
+
+PREFILL, DECODE = 0, 1  # indices by phase, as the fleet's
 
 
 class FleetModels:
     """The models of a fleet. Columns may be read freely; they change through the methods only."""
 
     __slots__ = (
-        "engines",
+        "drift", "engines",
         "handoff_b", "handoff_c", "handoff_edge", "handoff_hi", "handoff_spread", "handoff_sure",
         "interval_c", "interval_p", "interval_q", "interval_spread", "interval_sure",
         "prefill_a", "prefill_b", "prefill_c", "prefill_edge", "prefill_hi", "prefill_lo",
@@ -32,6 +37,7 @@ class FleetModels:
     def __init__(self, engines: Sequence[EngineModel]) -> None:
         self.engines = tuple(engines)
         count = len(engines)
+        self.drift = (Drift(count), Drift(count))  # by phase
 
         def floats() -> array[float]:
             return array("d", bytes(8 * count))
@@ -47,12 +53,10 @@ class FleetModels:
         self.prefill_sure = array("q", bytes(8 * count))
         self.interval_sure = array("q", bytes(8 * count))
         self.handoff_sure = array("q", bytes(8 * count))
-        # By phase (0 prefill, 1 decode): the share that is added to an engine's price while on probation.
+        # By phase: the share that is added to an engine's price while on probation.
         self.surcharge = (floats(), floats())
         for engine in range(count):
-            self._refresh_prefill(engine)
-            self._refresh_interval(engine)
-            self._refresh_handoff(engine)
+            self._refresh(engine)
 
     def __len__(self) -> int:
         return len(self.engines)
@@ -62,7 +66,7 @@ class FleetModels:
         return self.engines[engine].prefill_s(tokens)
 
     def interval_s(self, engine: int, running: float, kv_tokens: float) -> Price:
-        """Seconds between two decode steps of a batch of `running` sequences holding `kv_tokens`."""
+        """Seconds between two decode steps of a batch of `running` sequences that hold `kv_tokens`."""
         return self.engines[engine].interval_s(running, kv_tokens)
 
     def handoff_s(self, engine: int, tokens: float) -> Price:
@@ -70,23 +74,65 @@ class FleetModels:
         return self.engines[engine].handoff_s(tokens)
 
     def learn_prefill(self, engine: int, tokens: float, seen_s: float) -> None:
-        """See EngineModel."""
-        self.engines[engine].learn_prefill(tokens, seen_s)
+        """A prompt was prefilled. `seen_s` is the time the engine had it to itself.
+
+        That is from its sending, or the end of the prompt before it on this engine if that was later, to its
+        own end.
+        """
+        work = self.engines[engine].prefill
+        terms = (tokens * tokens, tokens, 1.0)
+        self._watch(engine, PREFILL, work, terms, seen_s)
+        work.learn(terms, tokens, 0.0, seen_s)
         self._refresh_prefill(engine)
 
     def learn_interval(self, engine: int, running: float, kv_tokens: float, seen_s: float) -> None:
-        """See EngineModel."""
-        self.engines[engine].learn_interval(running, kv_tokens, seen_s)
+        """A stream's tokens came `seen_s` apart, while on average `running` sequences held `kv_tokens`."""
+        work = self.engines[engine].interval
+        terms = (running, kv_tokens, 1.0)
+        self._watch(engine, DECODE, work, terms, seen_s)
+        work.learn(terms, running, kv_tokens, seen_s)
         self._refresh_interval(engine)
 
     def learn_handoff(self, engine: int, tokens: float, seen_s: float) -> None:
-        """See EngineModel."""
-        self.engines[engine].learn_handoff(tokens, seen_s)
+        """A decode leg gave its first token `seen_s` after it was sent."""
+        self.engines[engine].handoff.learn((0.0, tokens, 1.0), tokens, 0.0, seen_s)
         self._refresh_handoff(engine)
 
+    def tick(self, now: float) -> list[tuple[int, int]]:
+        """Judge drift; call it every second or so. Returns (phase, engine) where the verdict changed.
+
+        The verdict is `drift[phase].state(engine)`; State.TAKE_OUT asks for the engine to be taken out.
+        """
+        changed = [(phase, engine) for phase in (PREFILL, DECODE) for engine in self.drift[phase].tick(now)]
+        for phase, engine in changed:
+            self._set_surcharge(phase, engine)
+        return changed
+
+    def returned(self, engine: int) -> None:
+        """The engine was taken out for drift and is back, on probation."""
+        for phase in (PREFILL, DECODE):
+            self.drift[phase].returned(engine)
+            self._set_surcharge(phase, engine)
+
     def restarted(self, engine: int) -> None:
-        """The engine is a new process."""
+        """The engine is a new process: what traffic taught of the old one is void."""
         self.engines[engine].restarted()
+        for phase in (PREFILL, DECODE):
+            self.drift[phase].start_over(engine)
+            self._set_surcharge(phase, engine)
+        self._refresh(engine)
+
+    def _watch(self, engine: int, phase: int, work: Work, terms: Triple, seen_s: float) -> None:
+        drift = self.drift[phase]
+        if drift.calm(engine) and work.renew_anchor():
+            drift.start_over(engine)
+        if work.anchor is not None:
+            drift.observe(engine, value(work.anchor, terms), seen_s)
+
+    def _set_surcharge(self, phase: int, engine: int) -> None:
+        self.surcharge[phase][engine] = self.drift[phase].surcharge(engine)
+
+    def _refresh(self, engine: int) -> None:
         self._refresh_prefill(engine)
         self._refresh_interval(engine)
         self._refresh_handoff(engine)

@@ -1,8 +1,8 @@
 """Least squares with at most three terms, none of them negative: exactly, and without a library.
 
 The optimum lies on a subset of the terms, where it is the ordinary least-squares solution; with three terms
-there are seven subsets, so all are tried. Almost always the first (all three) is the answer, and then it costs
-a few microseconds, which is why the router's learning can use it as well as the fitting of profiles.
+there are seven subsets, so all are tried. Almost always the first (all three) is the answer, and then it
+costs a few microseconds, which is why the router's learning can use it as well as the fitting of profiles.
 
 The problem is given by its normal equations: `gram[i][j]` is the sum of weighted products of terms i and j,
 `moment[i]` that of term i and the target.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from narwhal.profiles.nonnegative import NormalEquations, Triple
 
-# In samples: how many are enough, and what the memory holds. Shape changes slowly; `correction` does the rest.
+# In samples: how many are enough, and what the memory holds. Shape changes slowly; `correction` does the
+# rest.
 ENOUGH, MEMORY = 24, 1024
 # A fit that is further off than this, on average, is not relied on however much it has seen.
 WORST_ERROR = 0.5
