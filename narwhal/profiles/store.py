@@ -67,6 +67,13 @@ class EngineProfile:
 Profiles = Mapping[str, EngineProfile]  # by engine ID
 
 
+def check_folder(path: Path) -> None:
+    """Raise ProfileError if the file could not be written; for before one has what to write."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ProfileError(f"{path} can't be written: {folder} is no folder that can be written to")
+
+
 def write(path: Path, profiles: Profiles) -> None:
     """Write the file, in place of what is there. Raises ProfileError."""
     content = {

@@ -26,6 +26,7 @@ ORDER = (
     ("engines",),
     ("accounting",),
     ("serving",),
+    ("profiling",),
     ("cli",),
 )
 PLACE = {room: place for place, rooms in enumerate(ORDER) for room in rooms}
