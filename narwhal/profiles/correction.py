@@ -48,13 +48,18 @@ class Correction:
         self._size_s += (predicted_s - self._size_s) / min(self.samples, _MEMORY)
         weight = 2 * predicted_s / (predicted_s + self._size_s)  # 1 for work of the usual size
         off = min(seen_s / (predicted_s * self.factor), _OUTLIER) - 1
-        self._leaning += (off - self._leaning) * min(weight / _RUN, 1)
-        if abs(self._leaning) > max(self.spread, PRIOR_SPREAD):
+        usual = max(self.spread, PRIOR_SPREAD)
+        # One error counts for two usual ones at most, so it takes a run of them.
+        lean = min(max(off, -2 * usual), 2 * usual)
+        self._leaning += (lean - self._leaning) * weight / _RUN
+        if abs(self._leaning) > usual:
             self._weight, self._leaning = _PRIOR, 0.0
         self._weight = min(self._weight + weight, _MEMORY)
         share = weight / self._weight
-        self._variance += (off * off - self._variance) * share
         self.factor = min(max(self.factor * (1 + off * share), LEAST), MOST)
+        # About the new factor: that the old one was wrong is no spread.
+        off = (1 + off) / (1 + off * share) - 1
+        self._variance += (off * off - self._variance) * share
 
     @property
     def spread(self) -> float:

@@ -17,8 +17,8 @@ from enum import IntEnum
 from statistics import median
 
 WINDOW_S = 5.0
-# A window needs this many samples of an engine to say anything of it; until then it goes on.
-_ENOUGH = 6
+# A window needs this many samples of an engine to judge it; until then it goes on. Of a peer, half will do.
+_ENOUGH, _HEARD = 6, 3
 # Scores: from here on drift, from here on a reason to take the engine out, and below this well again.
 DRIFTED, FAR_OFF, WELL = math.log(1.3), math.log(2.0), math.log(1.15)
 # How many windows in a row it takes for a change of state.
@@ -56,12 +56,12 @@ class _Engine:
         self.seen_s = self.predicted_s = 0.0
         self.samples = 0
 
-    def close_window(self) -> float:
-        ratio = max(self.seen_s / self.predicted_s, _LEAST_RATIO)
-        self.empty()
-        return math.log(ratio)
+    def log_ratio(self) -> float:
+        return math.log(max(self.seen_s / self.predicted_s, _LEAST_RATIO))
 
-    def settle(self, log_ratio: float) -> None:
+    def close_window(self) -> None:
+        log_ratio = self.log_ratio()
+        self.empty()
         # While it is not well, what it does is no baseline.
         if self.state is State.WELL and self.high == 0:
             self.windows = min(self.windows + 1, _BASELINE_MEMORY)
@@ -93,23 +93,21 @@ class Drift:
         return [] if first else self._close()
 
     def _close(self) -> list[int]:
-        heard: dict[int, float] = {}
-        changes: dict[int, float] = {}
+        changes = {
+            engine: row.log_ratio() - row.baseline
+            for engine, row in enumerate(self._engines)
+            if row.samples >= _HEARD and row.windows >= _CALIBRATION
+        }
+        altered = []
         for engine, row in enumerate(self._engines):
             if row.samples < _ENOUGH:
                 continue
-            heard[engine] = row.close_window()
-            if row.windows >= _CALIBRATION:
-                changes[engine] = heard[engine] - row.baseline
-        altered = []
-        for engine, log_ratio in heard.items():
-            row = self._engines[engine]
             if engine in changes and len(changes) > 1:
                 usual = median(change for peer, change in changes.items() if peer != engine)
                 row.score = changes[engine] - usual
                 if _judge(row, row.score):
                     altered.append(engine)
-            row.settle(log_ratio)
+            row.close_window()
         return altered
 
     def state(self, engine: int) -> State:

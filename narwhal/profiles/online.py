@@ -17,12 +17,13 @@ ENOUGH, MEMORY = 24, 1024
 WORST_ERROR = 0.5
 # Solve after every sample at first, later when this share of the samples is new.
 _NEWS = 1 / 32
+_MOST_GROWTH = 1e6
 
 
 class OnlineFit:
     """One curve of three terms, learned sample by sample."""
 
-    __slots__ = ("_equations", "_solved_at", "coefficients", "error", "samples", "weight")
+    __slots__ = ("_equations", "_growth", "_solved_at", "coefficients", "error", "samples", "weight")
 
     def __init__(self) -> None:
         self.reset()
@@ -30,7 +31,8 @@ class OnlineFit:
     def reset(self) -> None:
         """Forget everything."""
         self._equations = NormalEquations()
-        self._solved_at = 0.0
+        self._growth = 1.0
+        self._solved_at = 0
         self.coefficients: Triple = (0.0, 0.0, 0.0)
         self.samples = 0
         self.weight = 0.0  # samples in memory
@@ -53,11 +55,13 @@ class OnlineFit:
         scale = max(predicted if self.sure else seen_s, 1e-6)
         if self.sure:
             seen_s = min(seen_s, 4 * predicted)
-        if self.weight >= MEMORY:
-            self._equations.fade(1 - 1 / MEMORY)
-            self.weight *= 1 - 1 / MEMORY
-        self._equations.add(x, seen_s, 1 / (scale * scale))
-        self.weight += 1
+        # The old fades by the new's counting for ever more; now and then everything is scaled back.
+        self._equations.add(x, seen_s, self._growth / (scale * scale))
+        self.weight = min(self.weight + 1, MEMORY)
+        self._growth /= 1 - 1 / MEMORY
+        if self._growth > _MOST_GROWTH:
+            self._equations.fade(1 / self._growth)
+            self._growth = 1.0
         self.samples += 1
         if self.samples - self._solved_at >= self.weight * _NEWS:
             self._solved_at = self.samples

@@ -1,7 +1,7 @@
 """Output lengths: how many tokens an answer will have, by what earlier answers had.
 
 Learned from counted tokens, for each pair of prompt length and `max_tokens`, both in powers of two, as a
-histogram over lengths that grow by a quarter of a power of two; so a quantile is within a tenth of the truth
+histogram over lengths that grow by a quarter of a power of two; so a quantile is within a fifth of the truth
 and the memory is bounded. A pair that has seen too little falls back on all prompts with its `max_tokens`,
 then on everything, then on a prior.
 """
@@ -22,13 +22,16 @@ _LARGEST = 24  # powers of two that are told apart
 
 
 class _Histogram:
-    __slots__ = ("counts", "total")
+    __slots__ = ("_found", "added", "counts", "total")
 
     def __init__(self) -> None:
         self.counts = array("d", bytes(8 * _BUCKETS))
         self.total = 0.0
+        self.added = 0
+        self._found: dict[float, tuple[float, int]] = {}  # by share: a quantile, and until when it will do
 
     def add(self, bucket: int) -> None:
+        self.added += 1
         if self.total >= MEMORY:
             for i, count in enumerate(self.counts):
                 self.counts[i] = count / 2
@@ -37,6 +40,14 @@ class _Histogram:
         self.total += 1
 
     def quantile(self, share: float) -> float:
+        """Found anew only when a thirty-second of the samples is new: it is asked for often."""
+        found = self._found.get(share)
+        if found is None or self.added >= found[1]:
+            news = int(min(self.added, self.total) / 32) + 1
+            found = self._found[share] = (self._quantile(share), self.added + news)
+        return found[0]
+
+    def _quantile(self, share: float) -> float:
         left = share * self.total
         for bucket, count in enumerate(self.counts):
             if count > 0 and left <= count:

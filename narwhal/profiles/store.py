@@ -200,10 +200,13 @@ class _Reader:
         value, path = entry.get(name), f"{path}.{name}"
         if value is None:
             return None
-        if not isinstance(value, dict) or not isinstance(value.get("fit"), dict):
-            self.problem(path, value, "an object with `fit` (an object) and `points`")
+        if not isinstance(value, dict):
+            self.problem(path, value, "an object with `fit` and `points`")
             return None
-        fit, points = value["fit"], value.get("points")
+        fit, points = value.get("fit"), value.get("points")
+        if not isinstance(fit, dict):
+            self.problem(f"{path}.fit", fit, "an object")
+            return None
         terms: dict[str, Any] = {}
         for term in fields(curve):
             seen = fit.get(term.name)
