@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from narwhal import __version__
+from narwhal.arguments import port
 from narwhal.config import ConfigError, FleetConfig, load
 from narwhal.logs import LEVELS, set_up_logging
 
@@ -39,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _serve_command(commands)
     _profile_command(commands)
+    _check_command(commands)
+    _demo_command(commands)
     _sim_command(commands)
     _outcomes_command(commands)
     return parser
@@ -56,21 +59,11 @@ def _serve_command(commands: _Commands[argparse.ArgumentParser]) -> None:
     _fleet_argument(parser)
     parser.add_argument("--host", help="listen here instead of serving.host")
     parser.add_argument(
-        "--port", type=_port, help="listen on this port instead of serving.port; 0: any free one"
+        "--port", type=port, help="listen on this port instead of serving.port; 0: any free one"
     )
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help="default: %(default)s")
     parser.set_defaults(run=_serve)
-
-
-def _port(text: str) -> int:
-    try:
-        port = int(text)
-    except ValueError:
-        port = -1
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; allowed: 0 to 65535")
-    return port
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -113,6 +106,31 @@ def _profile_command(commands: _Commands[argparse.ArgumentParser]) -> None:
         description="Measure prefill, handoff and decode on the live engines, which must be idle.",
     )
     _fleet_argument(parser)
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+
+
+def _check_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.checking import command
+
+    parser = commands.add_parser(
+        "check",
+        help="check a fleet file and the engines in it",
+        description="Read a fleet file, report every problem in it, then ask each engine whether it fits.",
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+
+
+def _demo_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.demo import command
+
+    parser = commands.add_parser(
+        "demo",
+        help="show the router at work on simulated engines",
+        description="Start simulated engines and the router in this process, stream one answer, then put a "
+        "short load on them and print its figures.",
+    )
     command.add_arguments(parser)
     parser.set_defaults(run=command.run)
 

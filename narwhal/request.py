@@ -65,6 +65,7 @@ class CompletionRequest(NamedTuple):
 
     route: Route
     body: Body
+    model: str  # the configured one, which the body names or means
     stream: bool
     include_usage: bool  # the client's own `stream_options.include_usage`
     return_token_ids: bool
@@ -115,6 +116,7 @@ def read(route: Route, raw: bytes, *, model: str, headers: Mapping[bytes, bytes]
     return CompletionRequest(
         route=route,
         body=body,
+        model=model,
         stream=stream,
         include_usage=include_usage,
         return_token_ids=return_token_ids,

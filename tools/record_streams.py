@@ -29,6 +29,7 @@ JSON = dict[str, Any]
 MODEL = "tiny"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 READ_TIMEOUT_S = 60.0
+TURN_END, THINK_END = 4, 3999  # of the tiny model's vocabulary
 # What the router asks a prefill engine for.
 PREFILL: JSON = {
     "do_remote_decode": True,
@@ -110,7 +111,7 @@ class Recorder:
         file = f"{question.name}.http"
         (self.folder / file).write_bytes(raw)
         head, _, rest = raw.partition(b"\r\n\r\n")
-        payload = _unchunk(rest) if b"transfer-encoding: chunked" in head.lower() else rest
+        payload = unchunk(rest) if b"transfer-encoding: chunked" in head.lower() else rest
         body = question.body
         self.index.append(
             {
@@ -146,7 +147,8 @@ def _exchange(port: int, question: Question) -> bytes:
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
-def _unchunk(data: bytes) -> bytes:
+def unchunk(data: bytes) -> bytes:
+    """The payload of a complete chunked body."""
     payload: list[bytes] = []
     while True:
         size, _, data = data.partition(b"\r\n")
@@ -162,7 +164,7 @@ def plain_questions() -> Iterator[Question]:
     chat_logprobs = {"logprobs": True, "top_logprobs": 2}
     continuous = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     hard = {"structured_outputs": {"choice": [HARD_TEXT]}, "max_tokens": 120}
-    empty = {"logit_bias": {"4": 100.0}}  # token 4 ends a turn
+    empty = {"logit_bias": {str(TURN_END): 100.0}}
     tools = {"tools": [WEATHER, TIME], "tool_choice": "auto", "max_tokens": 200}
     calls = tools | {"structured_outputs": {"choice": [CALLS]}}
     cut = tools | {"tool_choice": "required", "max_tokens": 24}
@@ -183,7 +185,13 @@ def plain_questions() -> Iterator[Question]:
         ("completions-ids", COMPLETIONS, ids, "token IDs asked for"),
         ("completions-logprobs", COMPLETIONS, {"logprobs": 2}, "logprobs"),
         ("completions-logprobs-ids", COMPLETIONS, {"logprobs": 2} | ids, "logprobs and token IDs"),
-        ("completions-echo", COMPLETIONS, {"echo": True} | ids, "the prompt comes first"),
+        ("completions-echo", COMPLETIONS, {"echo": True}, "the prompt comes first"),
+        (
+            "completions-echo-ids",
+            COMPLETIONS,
+            {"echo": True} | ids,
+            "echo, but token IDs asked for: no prompt",
+        ),
         ("completions-echo-logprobs", COMPLETIONS, {"echo": True, "logprobs": 1}, "echo with logprobs"),
         (
             "completions-hard",
@@ -296,16 +304,14 @@ def record_handoffs(recorder: Recorder, producer: Engine, consumer: Engine) -> N
 
 def record_reasoning(recorder: Recorder, engine: Engine) -> None:
     """An engine with a reasoning parser: what comes before `</think>` is reasoning."""
-    thought = {"structured_outputs": {"regex": "I think so\\.\\n</think>It is 4\\."}, "max_tokens": 60}
+    ids, logprobs = {"return_token_ids": True}, {"logprobs": True, "top_logprobs": 1}
+    thought = {"logit_bias": {str(THINK_END): 8.0}, "max_tokens": 40}
     for name, extra, about in (
         ("reasoning", {}, "never anything but reasoning"),
-        ("reasoning-ids", {"return_token_ids": True}, "never anything but reasoning, token IDs"),
-        (
-            "reasoning-answer-ids",
-            thought | {"return_token_ids": True},
-            "reasoning, then an answer, token IDs",
-        ),
-        ("reasoning-answer-logprobs", thought | {"logprobs": True}, "reasoning, then an answer, logprobs"),
+        ("reasoning-ids", ids, "never anything but reasoning, token IDs"),
+        ("reasoning-answer", thought, "reasoning, then an answer"),
+        ("reasoning-answer-ids", thought | ids, "reasoning, then an answer, token IDs"),
+        ("reasoning-answer-logprobs", thought | logprobs, "reasoning, then an answer, logprobs"),
     ):
         body = _body(CHAT) | extra
         recorder.ask(engine, Question(f"{name}-stream", CHAT, body | {"stream": True}, f"{about}; a stream"))

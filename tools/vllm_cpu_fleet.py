@@ -34,7 +34,7 @@ def up(options: argparse.Namespace) -> int:
         options.dir,
         roles,
         model=options.served_model_name,
-        engine_args=shlex.split(options.engine_args),
+        engine_args=options.engine_args,
         start_timeout_s=options.timeout,
         say=say,
     )
@@ -101,7 +101,11 @@ def main() -> int:
         "--served-model-name", default="tiny", metavar="NAME", help="(default: %(default)s)"
     )
     starting.add_argument(
-        "--engine-args", default="", metavar="ARGS", help="further arguments for vLLM, quoted as one"
+        "--engine-args",
+        type=shlex.split,
+        default=[],
+        metavar="ARGS",
+        help="further arguments for vLLM, quoted as one; a word: --engine-args=--WORD",
     )
     starting.add_argument(
         "--timeout",
@@ -118,7 +122,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         return int(options.run(options))
-    except (FleetError, SetupError) as error:
+    except (FleetError, SetupError, OSError) as error:
         print(f"vllm_cpu_fleet.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ cdef struct Text:           # bytes that grow: the inside of a string, the insid
     unsigned char* data
     Py_ssize_t size
     Py_ssize_t room
-    bint given              # a string or list was there, be it an empty one
+    bint given              # a list was there, be it an empty one
 
 cdef struct Ids:            # the token-ID fields of one place
     Text token_ids
@@ -49,8 +49,8 @@ cdef class Assembler:
     cdef long long events
     cdef bint chosen                    # some event had a choice
     cdef Member* members
-    cdef int member_count, member_room
-    cdef int member_next                # the member that comes next if this event's order is the last one's
+    cdef Py_ssize_t member_count, member_room
+    cdef Py_ssize_t member_next         # the member that comes next if members keep their order
     cdef Ids[3] ids                     # of the event, the choice, and the delta
     cdef Text role, text, reasoning, reasoning_content, refusal
     cdef Text[4] logprobs               # in the order of their table

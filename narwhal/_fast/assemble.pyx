@@ -13,7 +13,7 @@ Null, the empty string, list and object carry no value wherever they stand.
 
 import json
 
-from libc.stdlib cimport free, realloc
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from narwhal._fast.json cimport (
@@ -127,6 +127,9 @@ cdef tuple ITEMS_ALLOWED = (
     "a list of whole numbers", "a list of objects", "a list of objects",
 )
 
+# What a tool call without any text in it has in a response.
+cdef Py_ssize_t CALL_BYTES = len(b'{"id":"","type":"function","function":{"name":"","arguments":""}}')
+
 cdef dict KIND_NAMES = {
     IS_NULL: "null", IS_FALSE: "a Boolean", IS_TRUE: "a Boolean", IS_INT: "a number", IS_FLOAT: "a number",
     IS_STRING: "a string", IS_ARRAY: "a list", IS_OBJECT: "an object",
@@ -157,6 +160,12 @@ cdef bytes write(tuple shape, dict members):
 cdef bytes resolve(bytes key):
     # A key with escapes, in the form that two spellings of it share.
     return json.loads(b'"' + key + b'"').encode("utf-8", "surrogatepass")
+
+
+cdef str shown(Cursor* c, Value* key):
+    # A key for a message, which has to be short and to be text.
+    name = resolve((<const char*>c.text)[key.start + 1:key.end - 1]).decode("utf-8", "replace")
+    return name if len(name) <= 100 else name[:100] + "..."
 
 
 cdef dict members_of(bytes text):
@@ -208,16 +217,29 @@ cdef inline bytes listed(Text* text):
     return b"[%b]" % whole(text)
 
 
+cdef void* room_for_one(void* items, Py_ssize_t count, Py_ssize_t* room, size_t size) except NULL:
+    # Where the items lie, with room for one more of `size` bytes, and that one cleared.
+    cdef Py_ssize_t wanted
+    if count == room[0]:
+        wanted = max(4, 2 * count)
+        items = PyMem_Realloc(items, wanted * size)
+        if items == NULL:
+            raise MemoryError
+        room[0] = wanted
+    memset(<char*>items + count * size, 0, size)
+    return items
+
+
 cdef void free_ids(Ids* ids) noexcept:
-    free(ids.token_ids.data)
-    free(ids.prompt_token_ids.data)
-    free(ids.prompt_text.data)
+    PyMem_Free(ids.token_ids.data)
+    PyMem_Free(ids.prompt_token_ids.data)
+    PyMem_Free(ids.prompt_text.data)
 
 
 cdef void free_call(Call* call) noexcept:
-    free(call.id.data)
-    free(call.name.data)
-    free(call.arguments.data)
+    PyMem_Free(call.id.data)
+    PyMem_Free(call.name.data)
+    PyMem_Free(call.arguments.data)
 
 
 cdef class Assembler:
@@ -240,26 +262,26 @@ cdef class Assembler:
     def __dealloc__(self):
         cdef Py_ssize_t i
         for i in range(self.member_count):
-            free(self.members[i].name.data)
-            free(self.members[i].key.data)
-            free(self.members[i].value.data)
-        free(self.members)
+            PyMem_Free(self.members[i].name.data)
+            PyMem_Free(self.members[i].key.data)
+            PyMem_Free(self.members[i].value.data)
+        PyMem_Free(self.members)
         for i in range(self.call_count):
             free_call(&self.calls[i])
-        free(self.calls)
+        PyMem_Free(self.calls)
         free_call(&self.function_call)
         for i in range(3):
             free_ids(&self.ids[i])
         for i in range(4):
-            free(self.logprobs[i].data)
-        free(self.role.data)
-        free(self.text.data)
-        free(self.reasoning.data)
-        free(self.reasoning_content.data)
-        free(self.refusal.data)
-        free(self.finish_reason.data)
-        free(self.stop_reason.data)
-        free(self.usage.data)
+            PyMem_Free(self.logprobs[i].data)
+        PyMem_Free(self.role.data)
+        PyMem_Free(self.text.data)
+        PyMem_Free(self.reasoning.data)
+        PyMem_Free(self.reasoning_content.data)
+        PyMem_Free(self.refusal.data)
+        PyMem_Free(self.finish_reason.data)
+        PyMem_Free(self.stop_reason.data)
+        PyMem_Free(self.usage.data)
 
     # Errors
 
@@ -294,15 +316,15 @@ cdef class Assembler:
 
     cdef int put(self, Text* text, const unsigned char* p, Py_ssize_t n) except -2:
         cdef Py_ssize_t room
-        cdef unsigned char* data
+        cdef void* data
         if self.grow(n) < 0:
             return -1
         if text.room - text.size < n:
             room = max(text.size + n, 2 * text.room, 32)
-            data = <unsigned char*>realloc(text.data, room)
+            data = PyMem_Realloc(text.data, room)
             if data == NULL:
                 raise MemoryError
-            text.data = data
+            text.data = <unsigned char*>data
             text.room = room
         if n:
             memcpy(text.data + text.size, p, n)
@@ -310,7 +332,6 @@ cdef class Assembler:
         return 0
 
     cdef int put_string(self, Text* text, Cursor* c, Value* value) except -2:
-        text.given = True
         return self.put(text, c.text + value.start + 1, value.end - value.start - 2)
 
     cdef int replace(self, Text* text, Cursor* c, Value* value) except -2:
@@ -348,8 +369,7 @@ cdef class Assembler:
             if read_value(c, &value, table.depth) == IS_BAD:
                 return self.broken(c)
             if carries(c, &value):
-                name = (<const char*>c.text)[key.start + 1:key.end - 1].decode()
-                path = table.path.decode().replace("*", str(self.call_place)) + name
+                path = table.path.decode().replace("*", str(self.call_place)) + shown(c, key)
                 return self.fail(
                     path, f"{path} carries a value and can't be put into a whole response; ask for a stream"
                 )
@@ -436,8 +456,8 @@ cdef class Assembler:
         cdef bytes resolved
         cdef Value value
         cdef Member* member = NULL
-        cdef Member* members
-        cdef int i, at, worth, room
+        cdef int worth
+        cdef Py_ssize_t i, at
         if key.escaped:
             resolved = resolve((<const char*>name)[:size])
             name = resolved
@@ -451,15 +471,10 @@ cdef class Assembler:
         if member == NULL:
             if self.member_count == MAX_MEMBERS:
                 return self.fail("", f"there are more than {MAX_MEMBERS} different fields at the top level")
-            if self.member_count == self.member_room:
-                room = max(8, 2 * self.member_room)
-                members = <Member*>realloc(self.members, room * sizeof(Member))
-                if members == NULL:
-                    raise MemoryError
-                self.members = members
-                self.member_room = room
+            self.members = <Member*>room_for_one(
+                self.members, self.member_count, &self.member_room, sizeof(Member)
+            )
             member = &self.members[self.member_count]
-            memset(member, 0, sizeof(Member))
             self.member_count += 1
             self.member_next = self.member_count
             if self.put(&member.name, name, size) < 0:
@@ -468,7 +483,7 @@ cdef class Assembler:
             if self.put(&member.key, c.text + key.start + 1, key.end - key.start - 2) < 0 or self.grow(4) < 0:
                 return -1
         if member.event == self.events:
-            field = (<const char*>c.text)[key.start + 1:key.end - 1].decode()
+            field = shown(c, key)
             return self.fail(field, f"{field} is there twice")
         member.event = self.events
         if read_value(c, &value, EVENT.depth) == IS_BAD:
@@ -480,7 +495,7 @@ cdef class Assembler:
         return self.replace(&member.value, c, &value)
 
     cdef int take_function(self, Cursor* c, Table* table, Value* name, Value* arguments) except -2:
-        # Spans of the two strings; IS_NULL where nothing came.
+        # Spans of the two strings, IS_NULL where nothing came, as the caller has set them.
         cdef bint first = True
         cdef unsigned int seen = 0
         cdef int field = 0, more
@@ -496,21 +511,12 @@ cdef class Assembler:
                 return -1
 
     cdef Call* call_for(self, long long index) except NULL:
-        cdef Call* calls
-        cdef Py_ssize_t room
         if self.call_count and self.calls[self.call_last].index == index:
             return &self.calls[self.call_last]
         place = self.call_at.get(index)
         if place is None:
-            if self.call_count == self.call_room:
-                room = max(4, 2 * self.call_room)
-                calls = <Call*>realloc(self.calls, room * sizeof(Call))
-                if calls == NULL:
-                    raise MemoryError
-                self.calls = calls
-                self.call_room = room
+            self.calls = <Call*>room_for_one(self.calls, self.call_count, &self.call_room, sizeof(Call))
             place = self.call_count
-            memset(&self.calls[self.call_count], 0, sizeof(Call))
             self.calls[self.call_count].index = index
             self.call_at[index] = place
             self.call_count += 1
@@ -560,9 +566,7 @@ cdef class Assembler:
             path = self.path(&CALL, CALL_INDEX)
             return self.fail(path, f"{path} is missing: it says which tool call a fragment belongs to")
         call = self.call_for(index)
-        if self.call_count > count and self.grow(
-            sizeof(b'{"id":"","type":"function","function":{"name":"","arguments":""}}') - 1
-        ) < 0:
+        if self.call_count > count and self.grow(CALL_BYTES) < 0:
             return -1
         if call_id.kind == IS_STRING and self.put_string(&call.id, c, &call_id) < 0:
             return -1
@@ -797,7 +801,7 @@ cdef class Assembler:
                 members[name] = (name, value)
         if self.call_count:
             members[b"tool_calls"] = (b"tool_calls", self.tool_calls())
-        if self.function_call.name.given or self.function_call.arguments.given:
+        if self.function_call.name.size or self.function_call.arguments.size:
             members[b"function_call"] = (
                 b"function_call",
                 b'{"name":%b,"arguments":%b}'
@@ -868,7 +872,9 @@ cdef class Assembler:
         if self.error is not None:
             raise AssemblyError(self.error, self.error_field, self.too_large)
         if not self.chosen:
-            raise AssemblyError("the stream had no choice in it", "choices")
+            raise AssemblyError(
+                "the stream had no choice: choices was empty or absent in every event", "choices"
+            )
         for i in range(self.member_count):
             member = &self.members[i]
             members[whole(&member.name)] = (whole(&member.key), whole(&member.value))

@@ -2,7 +2,8 @@
 
 Where a body ends must not be a matter of opinion. Whatever two parsers may take in two ways is refused here:
 several or odd lengths, a length and a transfer coding together, codings other than chunked, folded lines,
-bare CR or LF, white space before a colon, control characters. An engine's response is read for the few facts
+bare CR or LF, white space before a colon, control characters. (A response may give one length twice, as RFC
+9110, section 8.6 allows; it has no other message behind it.) An engine's response is read for the few facts
 the relay goes by. A client's request is parsed elsewhere; its head is checked here first, for that parser
 lets some of these forms pass.
 """
@@ -55,6 +56,7 @@ cdef struct Reader:
     Span value                  # without the white space round it
     long long content_length    # -1: none yet
     bint chunked
+    bint request                # no length may be given twice, not even the same one
 
 
 cdef void open_head(Reader* r, const unsigned char* p, Py_ssize_t n) noexcept nogil:
@@ -148,6 +150,8 @@ cdef Step read_framing(Reader* r) noexcept nogil:
             length = natural(r.p, &element)
             if length < 0:
                 return fail(r, b"Content-Length must be digits, at most 19 of them and at most 2**63-1")
+            if r.content_length >= 0 and r.request:
+                return fail(r, b"Content-Length is given twice")
             if r.content_length >= 0 and r.content_length != length:
                 return fail(r, b"Content-Length is given twice, with different values")
             r.content_length = length
@@ -308,7 +312,9 @@ cdef Step read_request_line(Reader* r, int* minor_version) noexcept nogil:
 
 cdef Step check_request(Reader* r) noexcept nogil:
     cdef int minor_version = 1, hosts = 0
-    cdef Step step = read_request_line(r, &minor_version)
+    cdef Step step
+    r.request = True
+    step = read_request_line(r, &minor_version)
     while step == FIELD:
         step = read_field(r)
         if step == FIELD and r.name.end - r.name.start == 4 and is_word(r.p, &r.name, b"host", 4):

@@ -10,6 +10,9 @@ so hostile text can't exhaust the stack.
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy
 
+cdef extern from *:
+    int __builtin_ctzll(unsigned long long bits) nogil
+
 
 cdef void open_text(Cursor* c, const unsigned char* text, Py_ssize_t length) noexcept nogil:
     c.text = text
@@ -22,7 +25,7 @@ cdef inline void skip_space(Cursor* c) noexcept nogil:
     cdef unsigned char b
     while c.at < c.length:
         b = c.text[c.at]
-        if b != 0x20 and b != 0x0A and b != 0x0D and b != 0x09:
+        if b > 0x20 or (b != 0x20 and b != 0x0A and b != 0x0D and b != 0x09):
             return
         c.at += 1
 
@@ -101,7 +104,10 @@ cdef Kind read_string(Cursor* c, Value* out) noexcept nogil:
                 | ((w ^ <uint64_t>0x5C5C5C5C5C5C5C5C) - <uint64_t>0x0101010101010101)
                 | w
             )
-            if special & <uint64_t>0x8080808080808080:
+            special &= <uint64_t>0x8080808080808080
+            if special:
+                # Borrows run upwards only, so the lowest mark is true: the first byte in little-endian order.
+                i += __builtin_ctzll(special) >> 3
                 break
             i += 8
         if i >= n:
@@ -139,11 +145,29 @@ cdef Kind read_string(Cursor* c, Value* out) noexcept nogil:
         elif b < 0x80:
             i += 1
         else:
-            step = utf8_length(p + i, n - i)
-            if step == 0:
-                c.at = i
-                return fail(c, b"not UTF-8")
-            i += step
+            # A script beyond ASCII tends to go on, and eight at a time would stop at each of its letters.
+            while i < n and p[i] >= 0x80:
+                step = utf8_length(p + i, n - i)
+                if step == 0:
+                    c.at = i
+                    return fail(c, b"not UTF-8")
+                i += step
+
+
+cdef inline Py_ssize_t after_digits(const unsigned char* p, Py_ssize_t i, Py_ssize_t n) noexcept nogil:
+    # Eight at a time: how many digits a token ID has is hard to predict, for the CPU as well.
+    cdef uint64_t w, special
+    while i + 8 <= n:
+        memcpy(&w, p + i, 8)
+        w ^= <uint64_t>0x3030303030303030
+        # Marked is what is not 0 to 9 now; as above, the lowest mark is true.
+        special = (w | (w + <uint64_t>0x7676767676767676)) & <uint64_t>0x8080808080808080
+        if special:
+            return i + (__builtin_ctzll(special) >> 3)
+        i += 8
+    while i < n and c'0' <= p[i] <= c'9':
+        i += 1
+    return i
 
 
 cdef Kind read_number(Cursor* c, Value* out) noexcept nogil:
@@ -156,8 +180,7 @@ cdef Kind read_number(Cursor* c, Value* out) noexcept nogil:
     if i < n and p[i] == c'0':
         i += 1
     elif i < n and c'1' <= p[i] <= c'9':
-        while i < n and c'0' <= p[i] <= c'9':
-            i += 1
+        i = after_digits(p, i, n)
     else:
         c.at = i
         return fail(c, b"a number needs a digit here")
@@ -167,8 +190,7 @@ cdef Kind read_number(Cursor* c, Value* out) noexcept nogil:
         if i >= n or not c'0' <= p[i] <= c'9':
             c.at = i
             return fail(c, b"a number needs a digit here")
-        while i < n and c'0' <= p[i] <= c'9':
-            i += 1
+        i = after_digits(p, i, n)
     if i < n and (p[i] == c'e' or p[i] == c'E'):
         out.kind = IS_FLOAT
         i += 1
@@ -177,8 +199,7 @@ cdef Kind read_number(Cursor* c, Value* out) noexcept nogil:
         if i >= n or not c'0' <= p[i] <= c'9':
             c.at = i
             return fail(c, b"a number needs a digit here")
-        while i < n and c'0' <= p[i] <= c'9':
-            i += 1
+        i = after_digits(p, i, n)
     c.at = out.end = i
     return out.kind
 
@@ -222,7 +243,13 @@ cdef Kind read_value(Cursor* c, Value* out, int depth) noexcept nogil:
         more = next_member(c, &first, &part) if kind == IS_OBJECT else next_item(c, &first)
         if more == 0:
             break
-        if more < 0 or read_value(c, &part, depth + 1) == IS_BAD:
+        if more < 0:
+            return IS_BAD
+        # Long lists are lists of token IDs: their items get the shorter way.
+        if c.at < c.length and c'0' <= c.text[c.at] <= c'9':
+            if read_number(c, &part) == IS_BAD:
+                return IS_BAD
+        elif read_value(c, &part, depth + 1) == IS_BAD:
             return IS_BAD
     out.end = c.at
     out.kind = kind
@@ -290,7 +317,8 @@ cdef inline int hex_value(unsigned char b) noexcept nogil:
 
 
 cdef inline int character(const unsigned char* p, Py_ssize_t* i) noexcept nogil:
-    # The character at p[i] of a checked string (of UTF-8 text: the byte), stepping i over it.
+    # The character at p[i] of a checked string, stepping i over it. Only what is below 0x80 is to be trusted:
+    # beyond ASCII it is a byte of UTF-8, or an escape's UTF-16 unit.
     cdef int b = p[i[0]]
     if b != c'\\':
         i[0] += 1
@@ -302,8 +330,7 @@ cdef inline int character(const unsigned char* p, Py_ssize_t* i) noexcept nogil:
             | hex_value(p[i[0] + 5])
         )
         i[0] += 6
-        # An escape beyond ASCII must not look like a byte of UTF-8.
-        return b if b < 0x80 else -1
+        return b
     i[0] += 2
     if b == c'b':
         return 8
@@ -336,7 +363,7 @@ cdef Py_ssize_t unescape(Cursor* c, Value* key, unsigned char* out, Py_ssize_t r
     cdef int b
     while i < n:
         b = character(p, &i)
-        if k >= room or b < 0 or b >= 0x80:
+        if k >= room or b >= 0x80:
             return -1
         out[k] = <unsigned char>b
         k += 1

@@ -27,6 +27,7 @@ cdef class EngineLink:
     cdef Py_ssize_t surplus     # bytes read after the answer was complete
     cdef bint streaming         # this reply goes to the relay
     cdef bint heard             # a byte of this reply came
+    cdef bint paused            # whoever gets this answer can't keep up, so it is not read
     cdef readonly bint reused   # it has served a request before this one
     cdef readonly double freed_at   # when its last answer was complete
 

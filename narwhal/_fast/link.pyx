@@ -67,14 +67,17 @@ cdef class EngineLink:
         self.outlet.abort()
 
     def pause(self) -> None:
-        """Stop reading: the client can't keep up."""
-        if self.outlet.transport is not None:
+        """Stop reading: the client can't keep up. Nothing happens once the answer is complete."""
+        if self.leg is not None and self.outlet.transport is not None and not self.paused:
+            self.paused = True
             self.outlet.transport.pause_reading()
 
     def resume(self) -> None:
         """Read again."""
-        if self.outlet.transport is not None:
-            self.outlet.transport.resume_reading()
+        if self.paused:
+            self.paused = False
+            if self.outlet.transport is not None:
+                self.outlet.transport.resume_reading()
 
     # ---- the event loop's calls
 
@@ -236,6 +239,7 @@ cdef class EngineLink:
             self.relay = None
             self.leg = None
             self.freed_at = now()
+            self.resume()
             if stage == 3:
                 self.phase = CLOSED
                 self.outlet.abort()
@@ -250,6 +254,7 @@ cdef class EngineLink:
         self.leg = None
         self.relay = None
         self.buffer = None
+        self.resume()
         if self.phase != CLOSED:
             self.freed_at = now()
             if reusable and self.reply.keep_alive and self.phase != TO_CLOSE and not failed:

@@ -385,8 +385,9 @@ cdef class Relay:
             self.closed_out = last
             scratch_used = 0
         else:
-            # Failed: events before the failure in the same read are whole, and were produced.
-            if self.head_sent and scratch_used > 0:
+            # Failed: events before the failure in the same read are whole, and were produced. But without
+            # output before this read there may be another attempt, so nothing of this one may be seen.
+            if self.announced and scratch_used > 0:
                 self.send_chunk(scratch + ROOM, scratch_used, False)
             scratch_used = 0
         if self.first_at != 0 and not self.announced and self.stage != FAILED:

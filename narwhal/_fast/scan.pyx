@@ -268,7 +268,6 @@ cdef bint read_ids(Cursor* c, Facts* facts, int depth, bint* had_list) noexcept 
     cdef const char* fault
     cdef const unsigned char* p = c.text
     cdef Py_ssize_t i, stop
-    cdef long long number
     if kind != IS_ARRAY:
         if read_value(c, &value, depth) == IS_BAD:
             return False
@@ -287,15 +286,13 @@ cdef bint read_ids(Cursor* c, Facts* facts, int depth, bint* had_list) noexcept 
         more = next_item(c, &first)
         if more <= 0:
             return more == 0
-        # Nearly every item is a few plain digits before a comma or the bracket.
+        # Nearly every item is up to nine digits, so no larger than LARGEST_ID, before a comma or the bracket.
         i = c.at
-        stop = min(i + 10, c.length)
-        number = 0
+        stop = min(i + 9, c.length)
         if i < stop and p[i] != c'0':
             while i < stop and c'0' <= p[i] <= c'9':
-                number = number * 10 + (p[i] - c'0')
                 i += 1
-            if c.at < i < c.length and (p[i] == c',' or p[i] == c']') and number <= LARGEST_ID:
+            if c.at < i < c.length and (p[i] == c',' or p[i] == c']'):
                 c.at = i
                 facts.id_count += 1
                 continue

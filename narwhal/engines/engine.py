@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 
 from narwhal._fast.body import Body
 from narwhal._fast.relay import Relay
-from narwhal.config import EngineConfig, EngineDefaults
+from narwhal.config import EngineConfig, EngineDefaults, FleetConfig
 from narwhal.engines.dialects import DIALECTS, Pieces
 from narwhal.engines.leg import Leg, Reply
 from narwhal.engines.pool import Pool
@@ -80,3 +81,21 @@ class Engine:
         size = Body.size(body)
         head += f"x-request-id: {request_id}\r\ncontent-length: {size}\r\n\r\n".encode()
         return Leg(self.pool, [head, *body], len(head) + size, future, relay)
+
+
+def engines_of(config: FleetConfig) -> list[Engine]:
+    """The fleet's engines, in its order, each with the key and the CAs that the fleet file names."""
+    defaults = config.engine
+    tls = None
+    if any(engine.url.scheme == "https" for engine in config.engines):
+        tls = ssl.create_default_context(cafile=defaults.ca_file)
+    return [
+        Engine(
+            engine,
+            defaults,
+            api_key=os.environ[defaults.api_key_env] if defaults.api_key_env else None,
+            tls=tls,
+            reply_limit=config.serving.max_response_bytes,
+        )
+        for engine in config.engines
+    ]

@@ -31,7 +31,7 @@ class LegLost(Exception):
 class Leg:
     """One engine call under way."""
 
-    __slots__ = ("_link", "_pieces", "_pool", "_relay", "_sent_again", "_size", "future")
+    __slots__ = ("_link", "_paused", "_pieces", "_pool", "_relay", "_sent_again", "_size", "future")
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Leg:
         self._size = size
         self._relay = relay
         self._sent_again = False
+        self._paused = False
         self._link: EngineLink | None = None
         link = pool.take()
         if link is not None:
@@ -67,17 +68,21 @@ class Leg:
 
     def pause(self) -> None:
         """Stop reading from the engine."""
+        self._paused = True
         if self._link is not None:
             self._link.pause()
 
     def resume(self) -> None:
         """Read from the engine again."""
+        self._paused = False
         if self._link is not None:
             self._link.resume()
 
     def _send(self, link: EngineLink) -> None:
         self._link = link
         link.start(self._pieces, self._size, self, self._relay)
+        if self._paused:
+            link.pause()
 
     def _opened(self, link: EngineLink) -> bool:
         if self.future.done():

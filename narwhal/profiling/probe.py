@@ -26,7 +26,7 @@ from narwhal.request import CompletionRequest, Route, read
 from narwhal.serving import failures
 
 # How long an engine may take to be rid of the probe's own requests.
-_SETTLE_S, _POLL_S = 5.0, 0.05
+_SETTLE_S, _POLL_S = 3.0, 0.05
 
 
 class MeasurementError(Exception):
@@ -181,16 +181,15 @@ class Probe:
         except TimeoutError:
             raise self._too_slow(f"{len(streams)} streams had no output", limit) from None
 
-    async def first_end(self, streams: list[Stream]) -> None:
-        """Wait until a stream is over. Raises MeasurementError if one has failed."""
+    async def ends(self, streams: list[Stream], count: int) -> None:
+        """Wait until so many of the streams are over. Raises MeasurementError if one has failed."""
         limit = self._serving.request_timeout_s
-        done, _ = await asyncio.wait(
-            [stream.over for stream in streams], timeout=limit, return_when=asyncio.FIRST_COMPLETED
-        )
+        when = asyncio.FIRST_COMPLETED if count == 1 else asyncio.ALL_COMPLETED
+        done, _ = await asyncio.wait([stream.over for stream in streams], timeout=limit, return_when=when)
         for stream in streams:
             stream.check()
-        if not done:
-            raise self._too_slow(f"none of {len(streams)} streams ended", limit)
+        if len(done) < count:
+            raise self._too_slow(f"{len(streams) - len(done)} of {len(streams)} streams did not end", limit)
 
     async def close(self) -> None:
         """Close its connections."""

@@ -33,8 +33,9 @@ class Alarm:
             self._arm(when)
 
     def close(self) -> None:
-        """Never ring again."""
+        """Never ring again, whatever is set from now on."""
         self._when = math.inf
+        self._armed_for = -math.inf
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -34,7 +34,8 @@ from narwhal.serving import failures, replies
 from narwhal.serving.failures import LegFailure
 
 if TYPE_CHECKING:
-    from narwhal.serving.http import ClientConnection, RequestHead
+    from narwhal.serving.head import RequestHead
+    from narwhal.serving.http import ClientConnection
     from narwhal.serving.router import Router
 
 log = logging.getLogger("narwhal.serving")
@@ -68,6 +69,7 @@ class Exchange:
         self.record = router.arrived(self, route)
         self.record.client_request_id = _sane_id(head.headers.get(b"x-request-id"))
         self.body_limit = self._serving.max_request_bytes
+        self.body_limit_key = "serving.max_request_bytes"
         self.deadline = self.record.arrived + self._serving.request_timeout_s
 
     # ---- the connection's calls
@@ -109,6 +111,15 @@ class Exchange:
         if self._decoding:
             self._watch_decode(time.monotonic())
 
+    def overdue(self) -> Ending:
+        """How the request ends when its deadline passes."""
+        limit = self._serving.request_timeout_s
+        return Ending(
+            "deadline_expired",
+            f"the request was not complete {limit:g} s after its arrival "
+            f"(serving.request_timeout_s); it was {self._stage}",
+        )
+
     def reply_headers(self) -> list[replies.Header]:
         """Headers of every reply to this request."""
         return [("x-request-id", self.record.request_id)]
@@ -116,14 +127,7 @@ class Exchange:
     def on_alarm(self, now: float) -> None:
         """A deadline of the request's, or the next comment to a silent stream, is due."""
         if now >= self.deadline:
-            limit = self._serving.request_timeout_s
-            self.interrupt(
-                Ending(
-                    "deadline_expired",
-                    f"the request was not complete {limit:g} s after its arrival "
-                    f"(serving.request_timeout_s); it was {self._stage}",
-                )
-            )
+            self.interrupt(self.overdue())
             return
         if now >= self._stage_deadline and not (self._decoding and self._decode_goes_on(now)):
             ending, self._stage_ending = self._stage_ending, None
@@ -139,6 +143,9 @@ class Exchange:
     def interrupt(self, ending: Ending) -> None:
         """End the request as soon as it can be: close its leg, raise `ending` where it waits."""
         if self._ended or self._interruption is not None:
+            return
+        if self.record.body_read is None:
+            self._connection.refuse(ending)
             return
         if self._relay is not None and self._relay.done and self._relay.under_way:
             return  # the client has the whole answer
@@ -199,23 +206,29 @@ class Exchange:
             self._relay = Relay(self, limit=self._serving.max_response_bytes)
         self._set_alarm()
         avoid: frozenset[int] = frozenset()
-        last: LegFailure | None = None
         while True:
             attempt = Attempt()
             record.attempts.append(attempt)
             try:
-                return await self._attempt(request, attempt, avoid, last)
+                return await self._attempt(request, attempt, avoid)
             except LegFailure as failure:
-                last = failure
                 attempt.failure = failure.ending.name
                 attempt.error = failure.ending.message
                 self._router.leg_failed(failure)
-                if self._relay.output_sent or len(record.attempts) >= self._serving.max_attempts:
-                    raise failure.ending from None
                 avoid |= {failure.engine}
+                if not self._may_try_again(failure, avoid):
+                    raise failure.ending from None
             finally:
                 self._drop_leg()
                 self._give_back_seats()
+
+    def _may_try_again(self, failure: LegFailure, avoid: frozenset[int]) -> bool:
+        relay = self._relay
+        assert relay is not None
+        if relay.output_sent or len(self.record.attempts) >= self._serving.max_attempts:
+            return False
+        # What took too long on the only engine there is would do so again.
+        return not failure.slow or self._router.others_eligible(failure.engine, avoid)
 
     async def _size(self, request: CompletionRequest) -> None:
         """Learn the input's length in tokens."""
@@ -236,20 +249,24 @@ class Exchange:
             return None
         future = self._loop.create_future()
         pieces = request.body.edit(frozenset({"stream", "stream_options"}), {})
+        limit = self._serving.prefill_timeout_s
         try:
             self._leg = engine.tokenize(pieces, self._leg_id("t"), future)
-            self._enter("being sized", self._serving.prefill_timeout_s, None)
+            self._enter(
+                "being sized", limit, Ending("engine_timeout", "the prompt could not be sized in time")
+            )
             reply = await self._wait(future)
-        except (ConnectionFailed, LegLost):
+        except (ConnectionFailed, LegLost, _StageExpired):
             return None
         finally:
             self._leg = None
+            self._leave()
         return read_token_count(reply) if isinstance(reply, Reply) else None
 
     async def _attempt(
-        self, request: CompletionRequest, attempt: Attempt, avoid: frozenset[int], last: LegFailure | None
+        self, request: CompletionRequest, attempt: Attempt, avoid: frozenset[int]
     ) -> bytes | None:
-        grant, attempt.prefill_waited_s = await self._seat(Phase.PREFILL, avoid, last)
+        grant, attempt.prefill_waited_s = await self._seat(Phase.PREFILL, avoid)
         self.record.seat = time.monotonic()
         engine = self._router.engines[grant.engine]
         if grant.both:
@@ -258,22 +275,18 @@ class Exchange:
         attempt.prefill = engine.id
         handoff, cached = await self._prefill(request, engine, grant.engine)
         grant.release(Phase.PREFILL)
-        grant, attempt.decode_waited_s = await self._seat(Phase.DECODE, avoid, last)
+        grant, attempt.decode_waited_s = await self._seat(Phase.DECODE, avoid)
         engine = self._router.engines[grant.engine]
         attempt.decode = engine.id
         return await self._decode(request, engine, grant, handoff, cached)
 
-    async def _seat(
-        self, phase: Phase, avoid: frozenset[int], last: LegFailure | None
-    ) -> tuple[Grant, float]:
+    async def _seat(self, phase: Phase, avoid: frozenset[int]) -> tuple[Grant, float]:
         """A seat, and the seconds it was waited for.
 
         It is away from the engines that failed this request, if there are others.
         """
         door = self._router.door
-        if avoid and not self._router.others_eligible(phase, avoid):
-            if last is not None and last.slow:
-                raise last.ending
+        if avoid and not self._router.eligible(phase, avoid):
             avoid = frozenset()
         future: asyncio.Future[Grant] = self._loop.create_future()
 
@@ -481,7 +494,7 @@ class Exchange:
 
     # ---- time
 
-    def _enter(self, stage: str, limit_s: float, ending: Ending | None) -> None:
+    def _enter(self, stage: str, limit_s: float, ending: Ending) -> None:
         self._stage = stage
         self._stage_deadline = time.monotonic() + limit_s
         self._stage_ending = ending

@@ -1,59 +1,49 @@
 """HTTP/1.1, server side: one client connection as the event loop's protocol object.
 
-Heads are checked byte by byte for what smuggles requests (heads.check_request_head), then read by httptools;
-bodies are taken by their framing, so that the end of one request is known exactly and the next may follow in
-the same read. One request is served at a time: what a client pipelines waits, unread beyond a bound. A reply
-that comes before its request's body has been read must still reach the client: a short rest of the body is
-read over, else the connection is closed in the way that lets the client read first.
+Bodies are taken by their framing, so that the end of one request is known exactly and the next may follow in
+the same read. One request is served at a time: what a client pipelines waits, unread beyond a bound, and
+while replies wait for the client to read them no further request is taken. A reply that comes before its
+request's body has been read must still reach the client: a short rest of the body is read over, else the
+connection is closed in the way that lets the client read first.
+
+A client that closes its sending half has left: nothing tells it from one that is gone, and what it asked for
+is not worth an engine's time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import termios
 import time
-from dataclasses import dataclass
+from array import array
 from enum import Enum
 from typing import Protocol, cast
 
-import httptools
-
 from narwhal._fast.chunked import ChunkedDecoder
-from narwhal._fast.heads import check_request_head
 from narwhal._fast.outlet import Outlet
 from narwhal.config import ServingConfig
 from narwhal.outcomes import Ending
 from narwhal.serving import replies
 from narwhal.serving.alarm import Alarm
+from narwhal.serving.head import RequestHead, malformed, read_head
 
 HEAD_LIMIT = 65536
 PIPELINE_LIMIT = 65536  # bytes of later requests that are read while one is served
+PIPELINE_BURST = 16  # buffered requests that are begun in one turn of the loop
 READ_OVER_LIMIT = 262144  # a rest of a body that is read over to keep the connection
-LINGER_S = 5.0  # how long a closing connection's client may take to read and close
+LINGER_S = 30.0  # how long what a client still sends to a closing connection is read over
+LINGER_IDLE_S = 5.0  # how long a closing connection's client may neither send nor read
+SMALL_PIECE = 4096  # bytes; what of a body comes in smaller pieces is put together
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@dataclass(slots=True)
-class RequestHead:
-    """A request's head."""
-
-    method: str
-    path: str
-    headers: dict[bytes, bytes]  # lower-case names; the last of equal ones
-    http11: bool
-    keep_alive: bool
-    content_length: int  # -1: none given
-    chunked: bool
-
-    @property
-    def has_body(self) -> bool:
-        """Whether a body follows."""
-        return self.chunked or self.content_length > 0
 
 
 class Handler(Protocol):
     """Serves one request on a connection; made when its head has come."""
 
     body_limit: int  # bytes
+    body_limit_key: str  # the setting for it; empty: there is none
 
     def begin(self) -> None:
         """Judge the head, before the body is read. Raises Ending."""
@@ -63,6 +53,9 @@ class Handler(Protocol):
 
     def refuse(self, ending: Ending) -> None:
         """The request ends before `run`; the connection sends the reply."""
+
+    def overdue(self) -> Ending:
+        """How the request ends if its deadline passes while its body is being read."""
 
     def on_alarm(self, now: float) -> None:
         """What was set with the connection's alarm."""
@@ -109,20 +102,29 @@ class ClientConnection(asyncio.Protocol):
     """One client's connection."""
 
     __slots__ = (
-        "_body", "_body_size", "_buffer", "_decoder", "_left", "_loop", "_paused_reading", "_server",
-        "_state", "alarm", "handler", "head", "outlet", "peer", "stopping",
+        "_body", "_body_done", "_body_size", "_buffer", "_decoder", "_head_begun", "_left", "_linger_until",
+        "_loop", "_pump_due", "_pumping", "_reading_paused", "_server", "_state", "_transport", "_unread",
+        "_writing_paused", "alarm", "handler", "head", "outlet", "peer", "stopping",
     )  # fmt: skip
 
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
+        self._transport: asyncio.Transport | None = None
         self._state = _State.HEAD
-        self._buffer = b""
-        self._body: list[bytes] = []
+        self._buffer = b""  # what has come and is not read yet: part of a head, or later requests
+        self._head_begun = False
+        self._body: list[bytes | bytearray] = []
         self._body_size = 0
+        self._body_done = False
         self._left = 0
         self._decoder: ChunkedDecoder | None = None
-        self._paused_reading = False
+        self._pumping = False
+        self._pump_due = False
+        self._reading_paused = False
+        self._writing_paused = False
+        self._unread = 0
+        self._linger_until = 0.0
         self.outlet = Outlet()
         self.alarm = Alarm(loop, self._ring)
         self.handler: Handler | None = None
@@ -133,53 +135,59 @@ class ClientConnection(asyncio.Protocol):
     # ---- the event loop's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.outlet.attach(cast("asyncio.Transport", transport))
+        self._transport = cast("asyncio.Transport", transport)
+        self.outlet.attach(self._transport)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         if not self._server.opened(self):
-            self._protocol_error(
-                503, "too many connections are open (serving.client_connection_limit)", "overloaded"
-            )
+            limit = self._server.serving.client_connection_limit
+            message = f"{limit} connections are open already (serving.client_connection_limit)"
+            # The row's envelope and advice are right; no request is counted, as none has come.
+            self._protocol_error(Ending("retention_full", message, status=503, code="connection_limit"))
             return
-        self._wait_for_head(self._server.serving.head_timeout_s)
+        self._set_alarm_in(self._server.serving.head_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         state = self._state
-        if state is _State.HEAD:
-            self._buffer = self._buffer + data if self._buffer else data
-            self._read_head()
-        elif state is _State.BODY:
+        if state is _State.BODY:
             self._read_body(data)
-        elif state is _State.SERVING:
-            self._buffer += data
-            if len(self._buffer) > PIPELINE_LIMIT and not self._paused_reading:
-                self._paused_reading = True
-                self._transport().pause_reading()
         elif state is _State.READING_OVER:
             self._read_over(data)
+        elif state is _State.LINGERING:
+            self.alarm.set(min(time.monotonic() + LINGER_IDLE_S, self._linger_until))
+        elif state is not _State.CLOSED:
+            self._buffer = self._buffer + data if self._buffer else data
+            if state is _State.HEAD and not self._pump_due:
+                self._pump()
+            else:
+                self._regulate_reading()
 
     def eof_received(self) -> bool:
-        # A client that closes its half has left, as far as can be told: what it asked for is not worth a GPU.
-        if self._state is _State.LINGERING or self.handler is None:
+        if self.handler is None:
             self.close()
         else:
             self._left_by_client()
+            self.abort()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
         self.outlet.detach()
         self._left_by_client()
         self._server.closed(self)
 
     def pause_writing(self) -> None:
+        self._writing_paused = True
         if self.handler is not None:
             self.handler.pause()
 
     def resume_writing(self) -> None:
+        self._writing_paused = False
         if self.handler is not None:
             self.handler.resume()
+        self._pump()
 
-    # ---- what handlers call
+    # ---- what handlers and the server call
 
     @property
     def keep_alive(self) -> bool:
@@ -191,6 +199,11 @@ class ClientConnection(asyncio.Protocol):
         """Whether nothing can be sent any more."""
         return self._state is _State.CLOSED
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way, not even half a head."""
+        return self._state is _State.HEAD and not self._buffer
+
     def reply(
         self,
         status: int,
@@ -199,121 +212,148 @@ class ClientConnection(asyncio.Protocol):
         headers: list[replies.Header] | None = None,
     ) -> None:
         """Send a whole reply and finish the request."""
-        if self._state is _State.CLOSED:
-            return
-        close = not self.keep_alive
-        head = replies.head(status, content_type, len(body), headers or (), close)
-        if self.head is not None and self.head.method == "HEAD":
-            body = b""
-        self.outlet.write_pieces([head, body], len(head) + len(body))
-        self.finish()
+        if self._state is not _State.CLOSED:
+            self._send(status, body, content_type, headers or [])
+            self.finish()
 
     def finish(self) -> None:
         """The reply is sent: go on with the next request, or close."""
         self.handler = None
-        if self._state is _State.CLOSED:
+        transport = self._transport
+        if self._state is _State.CLOSED or transport is None or transport.is_closing():
             return
         if not self.keep_alive:
             self._linger()
             return
         self.head = None
         self._state = _State.HEAD
-        if self._paused_reading:
-            self._paused_reading = False
-            self._transport().resume_reading()
-        self._wait_for_head(self._server.serving.idle_timeout_s)
-        if self._buffer:
-            # Not from here: a long pipeline of short requests must not grow the stack.
-            self._loop.call_soon(self._resume_pipeline)
+        self._unread = 0
+        self._set_alarm_in(self._server.serving.idle_timeout_s)
+        self._pump()
+
+    def refuse(self, ending: Ending) -> None:
+        """End the request although its body is still being read."""
+        assert self.head is not None
+        self.head.keep_alive = False
+        self._refuse(ending)
+
+    def stop(self) -> None:
+        """Close as soon as no request is under way: after the reply at hand, or now."""
+        self.stopping = True
+        if self.idle:
+            self.close()
 
     def close(self) -> None:
-        """Close once what was written is sent."""
-        self.alarm.close()
+        """Close once what was written is sent, for as long as the client reads it."""
+        transport = self._transport
         self._state = _State.CLOSED
         self.outlet.close()
+        if transport is not None and transport.get_write_buffer_size():
+            self._unread = self._unsent()
+            self._set_alarm_in(LINGER_IDLE_S)
+        else:
+            self.alarm.close()
 
     def abort(self) -> None:
         """Close now."""
         self.alarm.close()
         self._state = _State.CLOSED
-        self.outlet.abort()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is under way, not even half a head."""
-        return self._state is _State.HEAD and not self._buffer
+        self.outlet.detach()
+        if self._transport is not None:
+            self._transport.abort()
 
     # ---- reading
 
-    def _resume_pipeline(self) -> None:
-        if self._state is _State.HEAD and self._buffer:
-            self._read_head()
+    def _pump(self) -> None:
+        # Begin what has been buffered, one request after the other until one takes time. A loop, since a long
+        # pipeline of short requests must not grow the stack; a bounded one, for the sake of other clients.
+        if self._pumping:
+            return
+        self._pumping = True
+        begun = 0
+        while self._state is _State.HEAD and self._buffer and not self._writing_paused:
+            if begun == PIPELINE_BURST:
+                if not self._pump_due:
+                    self._pump_due = True
+                    self._loop.call_soon(self._pump_on)
+                break
+            if not self._read_head():
+                break
+            begun += 1
+        self._pumping = False
+        self._regulate_reading()
 
-    def _wait_for_head(self, timeout_s: float) -> None:
-        self.alarm.set(time.monotonic() + timeout_s)
+    def _pump_on(self) -> None:
+        self._pump_due = False
+        self._pump()
 
-    def _read_head(self) -> None:
+    def _regulate_reading(self) -> None:
+        # A head never fills the buffer beyond the limit, so what is above it are requests that must wait.
+        full = len(self._buffer) > PIPELINE_LIMIT
+        transport = self._transport
+        if full is self._reading_paused or transport is None or transport.is_closing():
+            return
+        self._reading_paused = full
+        if full:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    def _read_head(self) -> bool:
+        # Take one head out of the buffer and begin its request; returns whether there was one.
         buffer = self._buffer
-        if buffer[:2] == b"\r\n":
-            # RFC 9112, section 2.2: an empty line before a request is passed over.
+        while buffer.startswith(b"\r\n"):
+            # RFC 9112, section 2.2: empty lines before a request are passed over.
             self._buffer = buffer = buffer[2:]
-            if not buffer:
-                return
+        if not buffer or buffer == b"\r":
+            return False
+        if not 0x21 <= buffer[0] <= 0x7E:
+            hint = " (TLS? this port speaks plain HTTP)" if buffer[0] == 0x16 else ""
+            self._protocol_error(malformed(f"it does not begin with a method{hint}"))
+            return False
         end = buffer.find(b"\r\n\r\n") + 4
+        if end > HEAD_LIMIT or (end < 4 and len(buffer) > HEAD_LIMIT):
+            message = f"the request's head is larger than {HEAD_LIMIT} bytes, which is the limit"
+            self._protocol_error(Ending("malformed_http", message, status=431, code="head_too_large"))
+            return False
         if end < 4:
-            if len(buffer) > HEAD_LIMIT:
-                self._protocol_error(
-                    431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large"
-                )
-            elif b"\n\n" in buffer:
-                self._protocol_error(
-                    400, "the request's head ends its lines with a bare LF", "malformed_http"
-                )
-            elif len(buffer) > 0 and not self._head_begun:
-                self._wait_for_head(self._server.serving.head_timeout_s)
-                self.head = _BEGUN
-            return
-        if end > HEAD_LIMIT:
-            self._protocol_error(
-                431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large"
-            )
-            return
+            if buffer.count(b"\n") > buffer.count(b"\r\n"):
+                self._protocol_error(malformed("a bare LF; lines end in CRLF"))
+            elif not self._head_begun:
+                self._head_begun = True
+                self._set_alarm_in(self._server.serving.head_timeout_s)
+            return False
         raw = buffer[:end]
         self._buffer = buffer[end:] if len(buffer) > end else b""
-        self.head = None
+        self._head_begun = False
         try:
-            length, chunked = check_request_head(raw)
-            head = _parse(raw, length, chunked)
-        except ValueError as error:
-            self._protocol_error(400, f"malformed request: {error}", "malformed_http")
-            return
+            head = read_head(raw)
+        except Ending as ending:
+            self._protocol_error(ending)
+            return False
         self._begin(head)
-
-    @property
-    def _head_begun(self) -> bool:
-        return self.head is _BEGUN
+        return True
 
     def _begin(self, head: RequestHead) -> None:
         self.head = head
         self._body = []
         self._body_size = 0
+        self._body_done = not head.has_body
         self._decoder = ChunkedDecoder() if head.chunked else None
         self._left = max(0, head.content_length)
         handler = self.handler = self._server.handler(head, self)
         try:
             handler.begin()
             if head.content_length > handler.body_limit:
-                raise _too_large(handler.body_limit, head.content_length)
+                raise _too_large(handler, head.content_length)
         except Ending as ending:
             self._refuse(ending)
             return
         if not head.has_body:
-            self._state = _State.SERVING
-            self.alarm.set(handler.deadline)
-            handler.run(b"")
+            self._serve(b"")
             return
         self._state = _State.BODY
-        if not self._buffer and head.headers.get(b"expect", b"").lower() == b"100-continue" and head.http11:
+        if head.expects_continue and not self._buffer:
             self.outlet.write_bytes(CONTINUE)
         data, self._buffer = self._buffer, b""
         self._watch_body()
@@ -335,42 +375,68 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(Ending("malformed_http", f"the body's chunked coding is broken: {error}"))
             return
         if self._body_size > handler.body_limit:
-            self._refuse(_too_large(handler.body_limit, None))
-            return
-        if not done:
+            self._refuse(_too_large(handler, None))
+        elif done:
+            pieces, self._body = self._body, []
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._serve(bytes(body))
+        else:
             self._watch_body()
-            return
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+
+    def _serve(self, body: bytes) -> None:
+        assert self.handler is not None
         self._decoder = None
         self._state = _State.SERVING
-        self.alarm.set(handler.deadline)
-        handler.run(body)
+        self.alarm.set(self.handler.deadline)
+        self.handler.run(body)
 
     def _take(self, data: bytes) -> bool:
         # Take the body's bytes out of a read; what follows it is kept. Returns whether the body is whole.
+        if self._body_done:
+            self._buffer = data
+            return True
         if self._decoder is not None:
             payload = self._decoder.feed(data)
-            done = self._decoder.done
-            if done:
+            self._body_done = self._decoder.done
+            if self._body_done:
                 self._buffer = self._decoder.unused
         else:
             payload = data if len(data) <= self._left else data[: self._left]
             self._left -= len(payload)
-            done = self._left == 0
+            self._body_done = self._left == 0
             if len(payload) < len(data):
                 self._buffer = data[len(payload) :]
-        if payload:
-            self._body_size += len(payload)
-            if self._state is _State.BODY:
-                self._body.append(payload)
-        return done
+        self._body_size += len(payload)
+        if payload and self._state is _State.BODY:
+            self._keep(payload)
+        return self._body_done
+
+    def _keep(self, payload: bytes) -> None:
+        # Small pieces after the first are put together, or a body sent byte by byte would take many times
+        # its size.
+        pieces = self._body
+        if len(payload) >= SMALL_PIECE or not pieces:
+            pieces.append(payload)
+            return
+        last = pieces[-1]
+        if isinstance(last, bytearray):
+            last += payload
+        else:
+            pieces.append(bytearray(payload))
 
     def _read_over(self, data: bytes) -> None:
         if self._take(data):
             self.finish()
 
-    # ---- ending early
+    # ---- replying
+
+    def _send(
+        self, status: int, body: bytes, content_type: str | None, headers: list[replies.Header]
+    ) -> None:
+        raw = replies.head(status, content_type, len(body), headers, not self.keep_alive)
+        if self.head is not None and self.head.method == "HEAD":
+            body = b""
+        self.outlet.write_pieces([raw, body], len(raw) + len(body))
 
     def _refuse(self, ending: Ending) -> None:
         # Answer before the body has been read.
@@ -379,34 +445,36 @@ class ClientConnection(asyncio.Protocol):
         assert head is not None
         self.handler = None
         self._body = []
+        self._state = _State.READING_OVER
         handler.refuse(ending)
-        rest_is_short = not head.chunked and self._left - len(self._buffer) <= READ_OVER_LIMIT
-        expects = b"expect" in head.headers and not self._buffer and not self._body_size
-        if head.has_body and (expects or not rest_is_short):
+        # What has come already is passed over first: the body's end may be among it.
+        data, self._buffer = self._buffer, b""
+        begun = bool(data or self._body_size)
+        if not self._body_done:
+            try:
+                self._take(data)
+            except ValueError:
+                head.keep_alive = False
+        else:
+            self._buffer = data
+        if not self._body_done and (
+            head.chunked or self._left > READ_OVER_LIMIT or (head.expects_continue and not begun)
+        ):
+            # The rest is long, or it isn't known whether it will come at all.
             head.keep_alive = False
         status, body, headers = replies.error(ending, handler.reply_headers())
-        close = not self.keep_alive
-        raw = replies.head(status, replies.JSON, len(body), headers, close)
-        self.outlet.write_pieces([raw, body], len(raw) + len(body))
-        if close:
-            self._linger()
-            return
-        self._state = _State.READING_OVER
-        data, self._buffer = self._buffer, b""
-        self.alarm.set(time.monotonic() + self._server.serving.body_timeout_s)
-        if self._left == 0 or data:
-            self._read_over(data)
+        self._send(status, body, replies.JSON, headers)
+        if self._body_done or not self.keep_alive:
+            self.finish()
+        else:
+            self._set_alarm_in(self._server.serving.body_timeout_s)
 
-    def _protocol_error(self, status: int, message: str, code: str) -> None:
+    def _protocol_error(self, ending: Ending) -> None:
         # No route is known: answer and close.
         self.head = None
-        body = replies.protocol_error(message, code)
-        raw = replies.head(status, replies.JSON, len(body), [("x-should-retry", "false")], True)
-        self.outlet.write_pieces([raw, body], len(raw) + len(body))
+        status, body, headers = replies.error(ending, [])
+        self._send(status, body, replies.JSON, headers)
         self._linger()
-
-    def _head_too_large(self) -> None:
-        self._protocol_error(431, f"the request's head is larger than {HEAD_LIMIT} bytes", "head_too_large")
 
     def _linger(self) -> None:
         # Close our half and read over what the client still sends: a close with unread bytes is a reset,
@@ -414,43 +482,63 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = b""
         self._body = []
         self._state = _State.LINGERING
-        transport = self.outlet.transport_or_none()
-        if transport is None or not transport.can_write_eof():
-            self.close()
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
-        if self._paused_reading:
-            self._paused_reading = False
-            transport.resume_reading()
+        self._regulate_reading()
+        self._unread = self._unsent()
         transport.write_eof()
-        self.alarm.set(time.monotonic() + LINGER_S)
+        self._linger_until = time.monotonic() + LINGER_S
+        self._set_alarm_in(LINGER_IDLE_S)
+
+    # ---- time
+
+    def _set_alarm_in(self, seconds: float) -> None:
+        self.alarm.set(time.monotonic() + seconds)
 
     def _ring(self, now: float) -> None:
-        state = self._state
+        state, handler = self._state, self.handler
+        serving = self._server.serving
         if state is _State.SERVING:
-            if self.handler is not None:
-                self.handler.on_alarm(now)
+            if handler is not None:
+                handler.on_alarm(now)
         elif state is _State.BODY:
-            assert self.handler is not None
-            assert self.head is not None
-            self.head.keep_alive = False
-            if now >= self.handler.deadline:
-                self._refuse(
-                    Ending("deadline_expired", "the request's deadline passed while its body was being read")
-                )
-            else:
-                limit = self._server.serving.body_timeout_s
-                self._refuse(
-                    Ending(
-                        "body_timeout",
-                        f"no byte of the body came for {limit:g} s (serving.body_timeout_s); "
-                        f"{self._body_size} bytes had come",
-                    )
-                )
-        elif state is _State.HEAD and self._buffer:
-            limit = self._server.serving.head_timeout_s
-            self._protocol_error(408, f"the request's head did not come within {limit:g} s", "head_timeout")
-        elif state is not _State.CLOSED:
-            self.abort() if state is _State.LINGERING else self.close()
+            assert handler is not None
+            self.refuse(handler.overdue() if now >= handler.deadline else self._body_timeout())
+        elif state is _State.HEAD and self._head_begun:
+            message = (
+                f"the request's head was not complete {serving.head_timeout_s:g} s after its first byte "
+                "(serving.head_timeout_s)"
+            )
+            self._protocol_error(Ending("body_timeout", message, code="head_timeout"))
+        else:
+            before, self._unread = self._unread, self._unsent()
+            if self._unread and (not before or self._unread < before):
+                self._set_alarm_in(LINGER_IDLE_S)  # it reads, if slowly
+            elif self._unread or state is _State.LINGERING:
+                self.abort()
+            elif state is not _State.CLOSED:
+                self.close()
+
+    def _body_timeout(self) -> Ending:
+        return Ending(
+            "body_timeout",
+            f"no byte of the body came for {self._server.serving.body_timeout_s:g} s "
+            f"(serving.body_timeout_s); {self._body_size} bytes had come",
+        )
+
+    def _unsent(self) -> int:
+        # Bytes that the client has not taken yet. The kernel's share tells a slow reader from none: it makes
+        # room for more only in large steps.
+        transport = self._transport
+        if transport is None:
+            return 0
+        kernel = array("i", [0])
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kernel)
+        return transport.get_write_buffer_size() + kernel[0]
+
+    # ---- the end
 
     def _left_by_client(self) -> None:
         self.alarm.close()
@@ -461,67 +549,11 @@ class ClientConnection(asyncio.Protocol):
         if handler is not None:
             handler.client_left()
 
-    def _transport(self) -> asyncio.Transport:
-        transport = self.outlet.transport_or_none()
-        assert transport is not None
-        return transport
 
-
-_BEGUN = RequestHead("", "", {}, False, False, -1, False)
-
-
-def _too_large(limit: int, declared: int | None) -> Ending:
+def _too_large(handler: Handler, declared: int | None) -> Ending:
     seen = "more than that" if declared is None else f"{declared} bytes"
+    setting = f" ({handler.body_limit_key})" if handler.body_limit_key else ""
     return Ending(
         "request_too_large",
-        f"the body may be {limit} bytes at most (serving.max_request_bytes); this one has {seen}",
-    )
-
-
-class _HeadReader:
-    """httptools' callbacks for one head."""
-
-    __slots__ = ("headers", "url")
-
-    def __init__(self) -> None:
-        self.url = b""
-        self.headers: dict[bytes, bytes] = {}
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"connection" and name in self.headers:
-            value = self.headers[name] + b"," + value
-        self.headers[name] = value
-
-
-def _parse(raw: bytes, length: int, chunked: bool) -> RequestHead:
-    """Read a checked head. Raises ValueError with what is wrong."""
-    reader = _HeadReader()
-    parser = httptools.HttpRequestParser(reader)
-    try:
-        parser.feed_data(raw)
-    except httptools.HttpParserUpgrade:
-        pass  # an upgrade that is offered need not be taken (RFC 9110, section 7.8)
-    except httptools.HttpParserError as error:
-        raise ValueError(str(error) or "not HTTP") from None
-    url = reader.url
-    if not url.startswith(b"/") and url != b"*":
-        try:
-            url = httptools.parse_url(url).path or b"/"
-        except httptools.HttpParserError:
-            raise ValueError("the request's target is not a path") from None
-    http11 = parser.get_http_version() == "1.1"
-    options = reader.headers.get(b"connection", b"").lower().split(b",")
-    keep_alive = http11 and b"close" not in [option.strip() for option in options]
-    return RequestHead(
-        method=parser.get_method().decode("ascii"),
-        path=url.split(b"?", 1)[0].decode("latin-1"),
-        headers=reader.headers,
-        http11=http11,
-        keep_alive=keep_alive,
-        content_length=length,
-        chunked=chunked,
+        f"the body may be {handler.body_limit} bytes at most{setting}; this one has {seen}",
     )

@@ -38,7 +38,7 @@ _date = _Date()
 def head(
     status: int, content_type: str | None, length: int | None, headers: Iterable[Header], close: bool
 ) -> bytes:
-    """A reply's head. `length` None: the body is chunked, or with `close` ends with the connection."""
+    """A reply's head. `length` None: other headers say how the body ends, or it ends with the connection."""
     lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Status')}\r\n", _date.line()]
     if content_type is not None:
         lines.append(f"content-type: {content_type}\r\n")
@@ -46,8 +46,6 @@ def head(
         pass  # has no body, and so no framing
     elif length is not None:
         lines.append(f"content-length: {length}\r\n")
-    elif not close:
-        lines.append("transfer-encoding: chunked\r\n")
     for name, value in headers:
         lines.append(f"{name}: {value}\r\n")
     if close:
@@ -57,8 +55,10 @@ def head(
 
 
 def stream_head(request_id: str, *, framed: bool, close: bool) -> bytes:
-    """The head of an event stream."""
+    """The head of an event stream. `framed`: its body is chunked; else it ends with the connection."""
     headers = [("cache-control", "no-cache"), ("x-request-id", request_id)]
+    if framed:
+        headers.append(("transfer-encoding", "chunked"))
     return head(200, EVENT_STREAM, None, headers, close or not framed)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import ssl
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -20,7 +19,7 @@ from narwhal.accounting.scrape import Scraper
 from narwhal.admission.door import Door
 from narwhal.admission.readiness import Readiness
 from narwhal.config import FleetConfig
-from narwhal.engines.engine import Engine
+from narwhal.engines.engine import Engine, engines_of
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.outcomes import Ending
 from narwhal.placement.eligible import eligible
@@ -48,20 +47,7 @@ class Router:
             retention_limit=config.serving.retention_limit,
             queue_capacity=config.serving.queue_capacity,
         )
-        api_key = os.environ[config.engine.api_key_env] if config.engine.api_key_env else None
-        tls = None
-        if any(engine.url.scheme == "https" for engine in config.engines):
-            tls = ssl.create_default_context(cafile=config.engine.ca_file)
-        self.engines = [
-            Engine(
-                engine,
-                config.engine,
-                api_key=api_key,
-                tls=tls,
-                reply_limit=config.serving.max_response_bytes,
-            )
-            for engine in config.engines
-        ]
+        self.engines = engines_of(config)
         self.input_lengths = InputLengths()
         self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
         self.accounts = Accounts(config, self._journal.write if self._journal else None)
@@ -72,6 +58,7 @@ class Router:
         self._id_prefix = f"req-{os.urandom(5).hex()}-"
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()  # a request has begun to run, or ended
         self._sweep: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -92,8 +79,13 @@ class Router:
 
     async def settled(self) -> None:
         """Wait until every request under way has ended."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self.exchanges or self._tasks:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if self.exchanges and not self._tasks:
+                # What is left are requests whose bodies are being read.
+                self._changed.clear()
+                await self._changed.wait()
 
     def interrupt_all(self, ending: Ending) -> None:
         """End every request under way."""
@@ -110,6 +102,7 @@ class Router:
         """Run a request's coroutine and keep it alive."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
+        self._changed.set()
         task.add_done_callback(self._tasks.discard)
 
     def arrived(self, exchange: Exchange, route: Route) -> Record:
@@ -120,6 +113,7 @@ class Router:
     def ended(self, exchange: Exchange, ending: Ending | None, status: int | None) -> None:
         """A request has ended; without an ending it was served. `status` is what its client was sent."""
         self.exchanges.discard(exchange)
+        self._changed.set()
         self.accounts.settle(
             exchange.record,
             ending.name if ending else "served",
@@ -150,9 +144,13 @@ class Router:
         if self._journal is not None:
             self._journal.reopen()
 
-    def others_eligible(self, phase: Phase, avoid: frozenset[int]) -> bool:
+    def eligible(self, phase: Phase, avoid: frozenset[int]) -> bool:
         """Whether there are engines for a leg besides those to avoid."""
         return bool(eligible(self.table, phase, avoid))
+
+    def others_eligible(self, engine: int, avoid: frozenset[int]) -> bool:
+        """Whether a leg that ran on `engine` could run on one that is not to be avoided."""
+        return self.eligible(self.table.asked_for(engine), avoid)
 
     def any_engine(self, phase: Phase) -> Engine | None:
         """Some engine that serves a phase."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import math
+import logging
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -21,14 +23,20 @@ from narwhal.serving import replies
 from narwhal.serving.exchange import Exchange
 
 if TYPE_CHECKING:
-    from narwhal.serving.http import ClientConnection, Handler, RequestHead
+    from narwhal.serving.head import RequestHead
+    from narwhal.serving.http import ClientConnection, Handler
     from narwhal.serving.router import Router
 
 Answer = tuple[int, bytes, str]  # status, body, content type
 Later = Callable[[], Answer]  # the slow part of a page, for another thread
 Page = Callable[["Router", "RequestHead", bytes], "Answer | Later"]
 
-CONTROL_BODY_LIMIT = 65536
+log = logging.getLogger("narwhal.serving")
+
+PAGE_BODY_LIMIT = 65536
+PAGE_BODY_S = 30.0  # how long such a body may take to come
+REASON_LIMIT = 500  # characters
+_MODELS = "/v1/models"
 _COMPLETIONS = {"/v1/completions": Route.COMPLETIONS, "/v1/chat/completions": Route.CHAT}
 
 
@@ -136,20 +144,29 @@ def maintenance(router: Router, head: RequestHead, body: bytes) -> Answer:
         raise Ending("invalid_json", f"the body is not valid JSON: {error}") from None
     if not isinstance(wanted, dict):
         raise Ending("invalid_body", "the body must be a JSON object")
-    if not isinstance(wanted.get("on"), bool):
-        raise Ending("invalid_field", f"`on` must be true or false; got {wanted.get('on')!r}", param="on")
-    reason = wanted.get("reason", "maintenance was set by an operator")
-    if not isinstance(reason, str):
-        raise Ending("invalid_field", "`reason` must be a string", param="reason")
-    if wanted["on"]:
+    for name in wanted:
+        if name not in ("on", "reason"):
+            raise Ending("invalid_field", f"there is no field `{name[:64]}`; there are `on` and `reason`")
+    on, reason = wanted.get("on"), wanted.get("reason")
+    if not isinstance(on, bool):
+        seen = "nothing" if on is None else str(on)[:64]
+        raise Ending("invalid_field", f"`on` must be true or false; got {seen}", param="on")
+    if reason is None:
+        reason = "maintenance was set by an operator"
+    elif not isinstance(reason, str) or not 1 <= len(reason) <= REASON_LIMIT:
+        allowed = f"`reason` must be a string of 1 to {REASON_LIMIT} characters"
+        raise Ending("invalid_field", allowed, param="reason")
+    if on:
         router.readiness.set(State.MAINTENANCE, "operator", reason)
+        log.warning("maintenance was set by hand: %s", reason)
     else:
         router.readiness.clear(State.MAINTENANCE, "operator")
+        log.warning("maintenance was cleared by hand")
     return _json({"status": router.readiness.status.value})
 
 
 _GET: dict[str, Page] = {
-    "/v1/models": models,
+    _MODELS: models,
     "/health": health,
     "/ready": ready,
     "/metrics": metrics,
@@ -170,9 +187,11 @@ def find(router: Router, connection: ClientConnection, head: RequestHead) -> Han
             return PageHandler(router, connection, head, _CONTROL[path], control=True)
     else:
         page = _GET.get(path)
-        if page is None and path == f"/v1/models/{router.config.model}":
+        if page is None and _model_name(path) == router.config.model:
             page = model
         if page is None:
+            if path == "*" and method == "OPTIONS":
+                return OptionsHandler(connection, "GET, HEAD, POST, OPTIONS")
             return FixedHandler(connection, _not_found(path))
         allow = "GET, HEAD, OPTIONS"
         if method in ("GET", "HEAD"):
@@ -191,9 +210,16 @@ def find(router: Router, connection: ClientConnection, head: RequestHead) -> Han
     )
 
 
+def _model_name(path: str) -> str | None:
+    # Clients write a slash in a model's name as it is or as %2F. All other paths go by what was sent, so that
+    # what a proxy in front lets pass by its path is what is served.
+    return unquote(path[len(_MODELS) + 1 :]) if path.startswith(_MODELS + "/") else None
+
+
 def _not_found(path: str) -> Ending:
-    if path.startswith("/v1/models/"):
-        return Ending("model_not_found", f"the model {path[11:75]!r} is not served here", param="model")
+    name = _model_name(path)
+    if name is not None:
+        return Ending("model_not_found", f"the model {name[:64]!r} is not served here", param="model")
     known = ", ".join([*_COMPLETIONS, *_GET])
     return Ending(
         "malformed_http", f"no such path: {path[:200]}; there are {known}", status=404, code="not_found"
@@ -203,15 +229,19 @@ def _not_found(path: str) -> Ending:
 class _Plain:
     """A handler that answers as soon as it has the request."""
 
-    deadline = math.inf
-    body_limit = CONTROL_BODY_LIMIT
+    body_limit = PAGE_BODY_LIMIT
+    body_limit_key = ""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
+        self.deadline = time.monotonic() + PAGE_BODY_S
 
     def begin(self) -> None: ...
 
     def refuse(self, ending: Ending) -> None: ...
+
+    def overdue(self) -> Ending:
+        return Ending("body_timeout", f"the request's body did not come within {PAGE_BODY_S:g} s")
 
     def on_alarm(self, now: float) -> None: ...
 
@@ -270,6 +300,7 @@ class PageHandler(_Plain):
         self._head = head
         self._page = page
         self._control = control
+        self._headers: list[replies.Header] = []
         self._left = False
 
     def begin(self) -> None:
@@ -279,8 +310,9 @@ class PageHandler(_Plain):
         variable = self._router.config.serving.control_token_env
         token = os.environ.get(variable) if variable else None
         if token:
-            sent = self._head.headers.get(b"authorization", b"")
-            if not hmac.compare_digest(sent, b"Bearer " + token.encode()):
+            scheme, _, sent = self._head.headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(sent.strip(), token.encode()):
+                self._headers = [("www-authenticate", "Bearer")]
                 raise Ending(
                     "malformed_http",
                     "control routes need the bearer token that serving.control_token_env names",
@@ -294,6 +326,18 @@ class PageHandler(_Plain):
                 status=403,
                 code="forbidden",
             )
+        elif b"origin" in self._head.headers:
+            # A browser here may be made to ask by any page it shows.
+            raise Ending(
+                "malformed_http",
+                "control routes answer no browsers, unless serving.control_token_env is set",
+                status=403,
+                code="forbidden",
+            )
+
+    def reply_headers(self) -> list[replies.Header]:
+        """What goes with a refusal."""
+        return self._headers
 
     def run(self, body: bytes) -> None:
         """Answer."""
@@ -309,9 +353,14 @@ class PageHandler(_Plain):
             self._connection.reply(*answer)
 
     async def _reply_later(self, make: Later) -> None:
-        answer = await self._router.loop.run_in_executor(None, make)
+        try:
+            status, page, content_type = await self._router.loop.run_in_executor(None, make)
+        except Exception:
+            log.exception("%s can't be shown", self._head.path)
+            ending = Ending("internal_error", "the router failed to make this page; its log says more")
+            status, page, content_type = ending.http_status, ending.envelope(), replies.JSON
         if not self._left:
-            self._connection.reply(*answer)
+            self._connection.reply(status, page, content_type)
 
     def client_left(self) -> None:
         """Nobody waits for the page any more."""

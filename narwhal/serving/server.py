@@ -1,26 +1,31 @@
 """The listening server: from the fleet file's address to a clean stop.
 
 A stop goes in steps: no new connections, idle ones closed, requests under way given their time, then ended
-with a terminal error event. A second signal ends at once.
+with a terminal error event, and their clients given a moment to read it. A second signal ends at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from narwhal.admission.readiness import State
 from narwhal.config import FleetConfig, ServingConfig
 from narwhal.outcomes import Ending
 from narwhal.serving import routes
-from narwhal.serving.http import ClientConnection, Handler, RequestHead
+from narwhal.serving.head import RequestHead
+from narwhal.serving.http import ClientConnection, Handler
 from narwhal.serving.router import Router
 
 log = logging.getLogger("narwhal.serving")
 
 BACKLOG = 4096
+LAST_READ_S = 1.0  # how long a stopping server lets clients read what was sent last
+SPARE_FILES = 128  # descriptors for the process itself: logs, the journal, listening sockets
 
 
 class CannotListen(Exception):
@@ -36,6 +41,10 @@ class Server:
         self.router: Router | None = None
         self._connections: set[ClientConnection] = set()
         self._listener: asyncio.Server | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()  # a stop has no time left
+        self._deserted = asyncio.Event()  # no client is connected
+        self._deserted.set()
 
     async def start(self) -> None:
         """Listen. Raises CannotListen."""
@@ -74,41 +83,45 @@ class Server:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def stop(self, graceful_s: float) -> None:
-        """Stop: requests under way have `graceful_s` seconds to end by themselves."""
-        router = self.router
-        if router is None or self._listener is None:
+        """Stop: requests under way have `graceful_s` seconds to end by themselves.
+
+        With 0 they are ended at once, those that another stop still gives time too.
+        """
+        if self.router is None or self._listener is None:
             return
+        if graceful_s <= 0:
+            self._hurry.set()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(self.router, self._listener, graceful_s))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, router: Router, listener: asyncio.Server, graceful_s: float) -> None:
         router.readiness.set(State.STOPPING, "server", "the router is shutting down")
-        self._listener.close()
+        listener.close()
         for connection in list(self._connections):
-            connection.stopping = True
-            if connection.idle:
-                connection.close()
-        if graceful_s > 0 and router.exchanges:
+            connection.stop()
+        if router.exchanges and not self._hurry.is_set():
             log.info("%d requests under way have %g s to end", len(router.exchanges), graceful_s)
-            try:
-                async with asyncio.timeout(graceful_s):
-                    await router.settled()
-            except TimeoutError:
+            await self._either(router.settled(), graceful_s)
+            if router.exchanges:
                 log.warning("%d requests did not end in time and are cut off", len(router.exchanges))
         router.interrupt_all(Ending("shutdown", "the router stopped before the answer was complete"))
         await router.settled()
-        await self._let_go_of_clients()
-        await router.close()
-        await self._listener.wait_closed()
-
-    async def _let_go_of_clients(self) -> None:
-        # What was written last is on its way; a client that doesn't read it can't hold the stop up.
         for connection in list(self._connections):
-            if connection.idle:
-                connection.close()
-        for _ in range(20):
-            if not self._connections:
-                return
-            await asyncio.sleep(0.05)
+            connection.stop()
+        await self._either(self._deserted.wait(), LAST_READ_S)
         for connection in list(self._connections):
             connection.abort()
-        await asyncio.sleep(0)
+        await self._deserted.wait()
+        await router.close()
+
+    async def _either(self, wait: Coroutine[Any, Any, object], limit_s: float) -> None:
+        # Until what is waited for is there, the time is over, or a second stop hurries the first.
+        waits = {asyncio.create_task(wait), asyncio.create_task(self._hurry.wait())}
+        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
     # ---- the connections' calls
 
@@ -120,42 +133,57 @@ class Server:
     def opened(self, connection: ClientConnection) -> bool:
         """A connection came; False if it is one too many."""
         self._connections.add(connection)
+        self._deserted.clear()
+        connection.stopping = self._stopping is not None
         return len(self._connections) <= self.serving.client_connection_limit
 
     def closed(self, connection: ClientConnection) -> None:
         """A connection has closed."""
         self._connections.discard(connection)
+        if not self._connections:
+            self._deserted.set()
+
+
+def raise_file_limit(config: FleetConfig) -> None:
+    """Allow this process as many files as it may have, and warn if that is too few for its connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    seats = sum(engine.prefill_concurrency + engine.decode_concurrency for engine in config.engines)
+    clients = config.serving.client_connection_limit
+    legs = min(seats, config.serving.retention_limit)
+    wanted = clients + legs + SPARE_FILES
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        log.warning(
+            "at most %d files can be open (ulimit -n), but %d may be needed: %d for clients "
+            "(serving.client_connection_limit), %d for engines",
+            hard,
+            wanted,
+            clients,
+            legs,
+        )
 
 
 async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
     """Serve until a signal says to stop; returns the exit code. Raises CannotListen."""
     loop = asyncio.get_running_loop()
+    raise_file_limit(config)
     server = Server(config)
     await server.start()
     assert server.router is not None
     announce(server)
-    asked = asyncio.Event()
-    again = asyncio.Event()
-
-    def on_signal() -> None:
-        (again if asked.is_set() else asked).set()
-
+    signals: asyncio.Queue[None] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, signals.put_nowait, None)
     loop.add_signal_handler(signal.SIGHUP, server.router.reopen_journal)
-    await asked.wait()
+    await signals.get()
     log.info("stopping")
     stopping = loop.create_task(server.stop(config.serving.graceful_timeout_s))
-    impatience = loop.create_task(again.wait())
-    await asyncio.wait({stopping, impatience}, return_when=asyncio.FIRST_COMPLETED)
-    impatience.cancel()
-    if not stopping.done():
+    again = loop.create_task(signals.get())
+    await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+    hurried = again.done()
+    if hurried:
         log.warning("a second signal: ending at once")
-        stopping.cancel()
-        server.router.interrupt_all(Ending("shutdown", "the router was told to end at once"))
-        await server.router.settled()
-        await asyncio.gather(stopping, return_exceptions=True)
-        await server.router.close()
-        return 1
+        await server.stop(0)
+    again.cancel()
     await stopping
-    return 0
+    return 1 if hurried else 0

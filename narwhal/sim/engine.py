@@ -52,6 +52,7 @@ class SimOptions:
     api_key: str | None = None  # ask for this bearer token
     keep_requests: int = 64  # how many of the last requests `SimEngine.requests` holds
     tls: ssl.SSLContext | None = None
+    base_path: str = ""  # what every path begins with, as behind a gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,8 @@ class SimEngine:
 
     @property
     def url(self) -> str:
-        """Where it listens: scheme, host and port."""
-        return f"{'https' if self.options.tls else 'http'}://{self.host}:{self.port}"
+        """Its base URL."""
+        return f"{'https' if self.options.tls else 'http'}://{self.host}:{self.port}{self.options.base_path}"
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen. Port 0: any free one. A stopped engine can start again, as a new process would."""
@@ -187,7 +188,10 @@ class SimEngine:
 
     def handle(self, request: Request, reply: Reply) -> None:
         """Answer a request, as its path says."""
-        methods = self._routes.get(request.path)
+        base = self.options.base_path.encode()
+        known = request.target.startswith(base)
+        request.target = request.target.removeprefix(base)
+        methods = self._routes.get(request.path) if known else None
         method = "GET" if request.method == "HEAD" else request.method
         if methods is None:
             reply.whole(404, b'{"detail":"Not Found"}')

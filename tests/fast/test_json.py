@@ -86,6 +86,12 @@ def test_every_byte_and_every_escape_is_judged_wherever_it_lies_in_a_string() ->
         _same_verdicts(b'"' + b"x" * offset + lead + bytes([b]) for b in range(256))
 
 
+def test_a_number_ends_at_the_first_byte_that_is_no_digit() -> None:
+    for digits, lead in itertools.product(range(18), (b"", b"-", b"1.", b"1e")):
+        _same_verdicts(b"[" + lead + b"7" * digits + bytes([b]) + b"8" * 9 + b"]" for b in range(256))
+        _same_verdicts(b"[" + lead + b"7" * digits + bytes([b]) for b in range(256))
+
+
 def test_utf8_is_verified_at_every_boundary_of_its_table() -> None:
     leads = bytes.fromhex("7f 80 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 f7 f8 ff")
     others = bytes.fromhex("22 7f 80 8f 90 9f a0 bf c0")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -271,7 +275,7 @@ def test_of_several_lists_the_worst_tells_the_events_state(choices: bytes, state
 def test_names_in_strings_and_in_other_places_mean_nothing_and_stay() -> None:
     data = (
         b'{"x":{"token_ids":[-1]},"choices":[{"text":"\\"token_ids\\":[1]","logprobs":{"token_ids":[true]},'
-        b'"delta":{"tool_calls":[{"prompt_text":"a","token_ids":null}]}}],"usage":{"token_ids":[2]},'
+        b'"\\u0174oken_ids":[4],"delta":{"tool_calls":[{"prompt_text":"a","token_ids":null}]}}],"usage":{"token_ids":[2]},'
         b'"error":{"prompt_token_ids":[3]}}'
     )
     assert scan(data).ids == ABSENT
@@ -318,6 +322,8 @@ def test_a_cut_takes_one_comma_along_and_nothing_else(data: bytes, left: bytes) 
         (b'{"choices":[{"finish_reason":1}]}', "byte 29: `finish_reason` is neither a string nor null"),
         (b'{"usage":[]}', "byte 9: `usage` is not an object"),
         (b'{"choices":[{"text":"\x80"}]}', "byte 21: not UTF-8"),
+        (b'{"choices":[{"token_ids":[1,01]}]}', "byte 29: a comma or ] should be here"),
+        (b'{"choices":[{"token_ids":[1,]}]}', "byte 28: a value should be here"),
     ],
 )
 def test_a_text_that_is_no_event_is_refused_with_byte_and_reason(data: bytes, reason: str) -> None:
@@ -365,3 +371,37 @@ def test_a_tally_sums_many_events() -> None:
     assert tally([CHAT, COMPLETION, FIRST_CHAT, USAGE, ERROR]) == (2, 3)
     with pytest.raises(ValueError, match="not a JSON object"):
         tally([CHAT, b"[]"])
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "streams"
+
+
+def _recorded(name: str) -> dict[str, list[bytes]]:
+    """By file name: the texts of all events recorded from real engines, or of a whole response's body."""
+    found = {}
+    for path in sorted(RECORDED.glob(f"*/{name}.http")):
+        head, _, body = path.read_bytes().partition(b"\r\n\r\n")
+        is_stream = b"text/event-stream" in head
+        texts = re.findall(rb"^data: (.*)$", body, re.MULTILINE) if is_stream else [body]
+        found[path.name] = [text for text in texts if text.startswith(b"{")]
+    assert sum(map(len, found.values())) > 0
+    return found
+
+
+def test_recorded_events_are_read_like_the_oracle_reads_them() -> None:
+    for events in _recorded("*").values():
+        for event in events:
+            _agree(event)
+
+
+def test_recorded_output_comes_with_its_ids_where_they_were_asked_for() -> None:
+    for name, events in _recorded("*-ids-stream").items():
+        for event in events:
+            found = scan(event)
+            assert found.ids == VALID or not found.has_output, (name, event)
+
+
+def test_recorded_ids_add_up_to_the_engines_own_usage() -> None:
+    for name, events in _recorded("*-usage-ids-stream").items():
+        usage = json.loads(events[-1])["usage"]
+        assert (name, tally(events)[1]) == (name, usage["completion_tokens"])

@@ -27,6 +27,8 @@ ORDER = (
     ("accounting",),
     ("serving",),
     ("profiling",),
+    ("checking",),
+    ("demo",),
     ("cli",),
 )
 PLACE = {room: place for place, rooms in enumerate(ORDER) for room in rooms}
@@ -35,7 +37,11 @@ PLACE = {room: place for place, rooms in enumerate(ORDER) for room in rooms}
 ALLOWED: dict[str, set[str]] = {
     room: {other for other in PLACE if PLACE[other] <= place} | {"_fast"} for room, place in PLACE.items()
 }
-ALLOWED["cli"] |= {"sim"}  # it runs simulated engines
+ALLOWED["demo"] |= {"sim"}  # it runs simulated engines
+ALLOWED["cli"] |= {"sim", "logs"}  # likewise; and it says how the process logs
+for room in ("checking", "demo", "cli"):
+    ALLOWED[room] |= {"arguments"}
+ALLOWED["arguments"] = ALLOWED["logs"] = set()
 ALLOWED["sim"] = {"profiles"}  # an engine knows nothing of the router; it shares the curves
 ALLOWED["_fast"] = set()  # for everyone's use, so it uses nobody
 ALLOWED["__init__"] = set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ TERM_TIMEOUT_S = 10.0  # a polite end; after that the process group is killed
 KILL_TIMEOUT_S = 10.0
 POLL_S = 0.2
 LOG_TAIL_LINES = 25
+LOG_NOISE = re.compile(r'\] Route: |"GET /(health|metrics) ')
 # vLLM's block on CPU. Only whole blocks cross from engine to engine.
 BLOCK_TOKENS = 128
 MAX_MODEL_LEN = 2048
@@ -71,12 +73,12 @@ class Engine:
             return False
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines of the engine's log."""
+        """The last lines of the engine's log that may tell something."""
         try:
             text = Path(self.log).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             return f"(no log: {error})"
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join([line for line in text.splitlines() if not LOG_NOISE.search(line)][-lines:])
 
     def metrics(self) -> dict[str, float]:
         """The engine's /metrics, by name with labels, less the labels that are the same for all of them."""
@@ -301,15 +303,15 @@ def _release(held: socket.socket) -> int:
 def _group(engine: Engine) -> list[int]:
     """The running processes of an engine's group, zombies left out; none if the group is not the engine's."""
     members = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdecimal() or (fields := _stat(int(entry.name))) is None:
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
+        if (fields := _stat(pid)) is None:
             continue
-        state, group, start = fields[0], int(fields[2]), int(fields[19])
+        state, group, started = fields[0], int(fields[2]), int(fields[19])
         if group != engine.pid or state in ("Z", "X"):
             continue
-        if start < engine.started or (entry.name == str(engine.pid) and start != engine.started):
+        if started < engine.started or (pid == engine.pid and started != engine.started):
             return []
-        members.append(int(entry.name))
+        members.append(pid)
     return members
 
 

@@ -26,7 +26,8 @@ VOCABULARY = 4000
 MAX_LENGTH = 4096
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 256, 512, 4, 4, 2, 64
 PAD, BEGIN, END, TURN, TURN_END = "<|pad|>", "<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"
-SPECIAL = (PAD, BEGIN, END, TURN, TURN_END, "<tool_call>", "</tool_call>", "<think>", "</think>")
+SPECIAL = (PAD, BEGIN, END, TURN, TURN_END)  # the first of the vocabulary, and never part of an answer's text
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # the last: whole tokens, but text
 OTHER_SCRIPTS = (
     "Größe, déjà vu, Ελληνικά, русский язык, 日本語の文章, 한국어, 中文字符, हिन्दी, عربي, 🐋🌊🦄 → ≤ ∞ €\n"
 )
@@ -65,18 +66,21 @@ def training_text() -> Iterator[str]:
 def write_tokenizer(folder: Path) -> None:
     """Train a byte-level BPE tokenizer of VOCABULARY entries and write it with its chat template."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else the order of equal merges may vary
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found]
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found]
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY - len(MARKS),
         special_tokens=list(SPECIAL),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(training_text(), trainer)
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    if tokenizer.get_vocab_size() != VOCABULARY:
+        raise SystemExit(f"the text gave {tokenizer.get_vocab_size()} tokens instead of {VOCABULARY}")
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

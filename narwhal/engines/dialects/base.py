@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from narwhal._fast.body import Body
+import orjson
+
+from narwhal._fast.body import Body, Kind
 from narwhal.request import CompletionRequest
 
 Pieces = list[bytes | memoryview]
@@ -28,6 +30,13 @@ class Dialect(Protocol):
 
     def read_handoff(self, reply: Body) -> bytes:
         """The handoff in a prefill leg's reply, as JSON text. Raises HandoffError."""
+
+
+def name_model(request: CompletionRequest) -> dict[str, bytes]:
+    """The `model` to put where the client left it out: an engine may serve several."""
+    if request.body.kind("model") is Kind.STRING:
+        return {}
+    return {"model": orjson.dumps(request.model)}
 
 
 def ask_for_usage(request: CompletionRequest) -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from narwhal._fast.body import Body
-from narwhal.engines.dialects.base import HandoffError, Pieces, ask_for_usage
+from narwhal.engines.dialects.base import HandoffError, Pieces, ask_for_usage, name_model
 from narwhal.request import CompletionRequest
 
 
@@ -19,7 +19,8 @@ class OpenAI:
 
     def decode_body(self, request: CompletionRequest, handoff: bytes | None) -> Pieces:
         """The client's body, streaming, with usage asked for."""
-        return request.body.edit(frozenset(), {"stream": b"true", **ask_for_usage(request)})
+        put = {"stream": b"true", **ask_for_usage(request), **name_model(request)}
+        return request.body.edit(frozenset(), put)
 
     def read_handoff(self, reply: Body) -> bytes:
         """See prefill_body."""

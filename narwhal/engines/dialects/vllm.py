@@ -9,7 +9,7 @@ from __future__ import annotations
 import orjson
 
 from narwhal._fast.body import Body
-from narwhal.engines.dialects.base import HandoffError, Pieces, ask_for_usage
+from narwhal.engines.dialects.base import HandoffError, Pieces, ask_for_usage, name_model
 from narwhal.request import CompletionRequest
 
 _PREFILL_ONLY = (
@@ -39,6 +39,7 @@ class Vllm:
     def prefill_body(self, request: CompletionRequest) -> Pieces:
         """The client's body, not streaming, cut down to one token, KV cache kept for a remote decode."""
         put = {"stream": b"false", "max_tokens": b"1", "kv_transfer_params": _PREFILL_ONLY}
+        put.update(name_model(request))
         if request.uses_max_completion_tokens:
             put["max_completion_tokens"] = b"1"
         return request.body.edit(_NOT_FOR_PREFILL, put)
@@ -47,6 +48,7 @@ class Vllm:
         """The client's body, streaming one event a token with its IDs, with the handoff if there is one."""
         put = {"stream": b"true", "return_token_ids": b"true", "stream_interval": b"1"}
         put.update(ask_for_usage(request))
+        put.update(name_model(request))
         if handoff is None:
             return request.body.edit(frozenset({"kv_transfer_params"}), put)
         put["kv_transfer_params"] = handoff
