@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import orjson
 from prometheus_client.parser import text_string_to_metric_families
+
+from narwhal.checking.pages import read_models
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
@@ -66,12 +67,10 @@ def read_max_model_len(body: bytes, model: str) -> int | None:
 
     Raises PageError if the page lists other models only.
     """
-    try:
-        cards = orjson.loads(body)["data"]
-        found = {str(card["id"]): card.get("max_model_len") for card in cards}
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        raise PageError("its /v1/models is no list of models") from None
-    if model not in found:
-        raise PageError(f"it serves {', '.join(found) or 'no model'}, not {model} (model)")
-    most = found[model]
-    return most if isinstance(most, int) and most > 0 else None
+    cards = read_models(body)
+    if cards is None:
+        raise PageError("its /v1/models is no list of models")
+    lengths = {card.name: card.max_model_len for card in cards}
+    if model not in lengths:
+        raise PageError(f"it serves {', '.join(lengths) or 'no model'}, not {model} (model)")
+    return lengths[model]

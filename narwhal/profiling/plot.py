@@ -42,6 +42,7 @@ def draw(profiles: Mapping[str, EngineProfile], path: Path) -> None:
                 _by_batch(axes[2], profile.decode, name, colour)
         for axis in axes:
             if axis.has_data():
+                axis.set_ylim(bottom=0)
                 axis.legend(fontsize="small")
         figure.savefig(path, dpi=120)
     finally:

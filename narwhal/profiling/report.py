@@ -12,9 +12,8 @@ from narwhal.profiles.store import EngineProfile
 def table(profiles: Mapping[str, EngineProfile]) -> Table:
     """Each curve with its terms, the range it was measured in, and its leave-one-out error."""
     made = Table(title="L: prompt tokens, n: running sequences, kv: KV tokens held")
-    for column in ("engine", "curve"):
-        made.add_column(column)
-    made.add_column("fit", no_wrap=True)
+    for column in ("engine", "curve", "fit"):
+        made.add_column(column, no_wrap=True)
     made.add_column("measured")
     made.add_column("points", justify="right")
     made.add_column("error", justify="right")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 SHORTEST = 32  # tokens
 LONGEST = 32768  # unless an engine allows less
+FEWEST = 5  # lengths: with fewer, leaving one out would say nothing of the fit's error
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How much is measured."""
 
-    length_step: int  # each length is this many times the one before
+    length_step: int  # each length is at most this many times the one before
     repeats: int  # of each length; the median counts
     largest_batch: int
     window_tokens: int  # that each stream of a batch yields while it is timed
@@ -37,18 +39,11 @@ class Batch:
 
 
 def lengths(longest: int, effort: Effort) -> list[int]:
-    """Prompt lengths from SHORTEST to `longest`, growing by the same factor; three if there is room."""
-    if longest <= SHORTEST:
-        return [longest]
-    found = [SHORTEST]
-    while found[-1] * effort.length_step < longest:
-        found.append(found[-1] * effort.length_step)
-    if len(found) < 2:
-        found.append((SHORTEST + longest) // 2)
-    # A last step that is hardly one would tell nothing new.
-    if longest < found[-1] * 1.2 and len(found) > 2:
-        found.pop()
-    return [*found, longest]
+    """Prompt lengths from SHORTEST to `longest`, each about as many times the one before; at least FEWEST."""
+    shortest = min(SHORTEST, longest)
+    steps = max(FEWEST - 1, math.ceil(math.log(longest / shortest, effort.length_step)))
+    found = {round(shortest * (longest / shortest) ** (step / steps)) for step in range(steps + 1)}
+    return sorted(found)
 
 
 def batches(seats: int, longest: int, kv_tokens: int | None, effort: Effort) -> list[Batch]:

@@ -26,8 +26,8 @@ ORDER = (
     ("engines",),
     ("accounting",),
     ("serving",),
-    ("profiling",),
     ("checking",),
+    ("profiling",),
     ("demo",),
     ("cli",),
 )
