@@ -282,7 +282,7 @@ class _Measurer:
         stream = decoder.stream(prompt, 2, handoff)
         try:
             await decoder.first_output([stream])
-            await decoder.ends([stream], 1)
+            await decoder.first_end([stream])
         finally:
             stream.abort()
         first = stream.first_after_s
@@ -339,10 +339,8 @@ class _Measurer:
                 streams.append(decoder.stream(prompt, tokens, handoff))
             await decoder.first_output(streams)
             begin = [stream.mark() for stream in streams]
-            await decoder.ends(streams, 1)
+            await decoder.first_end(streams)
             end = [stream.mark() for stream in streams]
-            # Not broken off: an engine's gauges may go on telling of streams that never came to an end.
-            await decoder.ends(streams, len(streams))
         finally:
             for stream in streams:
                 stream.abort()

@@ -181,15 +181,16 @@ class Probe:
         except TimeoutError:
             raise self._too_slow(f"{len(streams)} streams had no output", limit) from None
 
-    async def ends(self, streams: list[Stream], count: int) -> None:
-        """Wait until so many of the streams are over. Raises MeasurementError if one has failed."""
+    async def first_end(self, streams: list[Stream]) -> None:
+        """Wait until a stream is over. Raises MeasurementError if one has failed."""
         limit = self._serving.request_timeout_s
-        when = asyncio.FIRST_COMPLETED if count == 1 else asyncio.ALL_COMPLETED
-        done, _ = await asyncio.wait([stream.over for stream in streams], timeout=limit, return_when=when)
+        done, _ = await asyncio.wait(
+            [stream.over for stream in streams], timeout=limit, return_when=asyncio.FIRST_COMPLETED
+        )
         for stream in streams:
             stream.check()
-        if len(done) < count:
-            raise self._too_slow(f"{len(streams) - len(done)} of {len(streams)} streams did not end", limit)
+        if not done:
+            raise self._too_slow(f"none of {len(streams)} streams ended", limit)
 
     async def close(self) -> None:
         """Close its connections."""
