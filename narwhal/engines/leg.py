@@ -31,7 +31,7 @@ class LegLost(Exception):
 class Leg:
     """One engine call under way."""
 
-    __slots__ = ("_link", "_paused", "_pieces", "_pool", "_relay", "_sent_again", "_size", "future")
+    __slots__ = ("_link", "_paused", "_pieces", "_pool", "_relay", "_size", "future")
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class Leg:
         self._pieces = pieces
         self._size = size
         self._relay = relay
-        self._sent_again = False
         self._paused = False
         self._link: EngineLink | None = None
         link = pool.take()
@@ -105,8 +104,8 @@ class Leg:
         self._link = None
         if self.future.done():
             return
-        if stale and not self._sent_again:
-            self._sent_again = True
+        if stale:
+            # Once only: a fresh connection is never stale.
             self._pool.open(self._opened, self._failed)
         else:
             self.future.set_exception(LegLost(why))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from narwhal.fleet.table import Phase
+from narwhal.serving.exchange import Exchange
 from narwhal.sim import expected_output
 from tests.http.support import CHAT, Client, Routed, body_for, eventually, message, on_router, seat
 
@@ -156,6 +157,27 @@ def test_a_client_that_has_the_whole_answer_and_leaves_was_served() -> None:
                 client.writer.transport.abort()
             await eventually(lambda: where.counts["served"] == 2 * number)  # noqa: B023
         assert where.endings == {"served": 20}
+
+    on_router(test)
+
+
+def test_one_that_leaves_between_the_last_byte_and_the_accounts_was_served_if_it_has_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = Exchange.on_end
+
+    def leave(exchange: Exchange) -> None:
+        ended(exchange)
+        exchange.client_left()
+
+    monkeypatch.setattr(Exchange, "on_end", leave)
+
+    async def test(where: Routed) -> None:
+        assert (await where.ask(CHAT, body_for(CHAT, stream=True))).ended == "whole"
+        await eventually(lambda: where.endings == {"served": 1})
+        # A whole answer is not sent by then.
+        await where.ask(CHAT, body_for(CHAT), wait_s=0.1)
+        assert where.endings == {"served": 1, "disconnected": 1}
 
     on_router(test)
 

@@ -32,7 +32,8 @@ def slow(seconds: float = 0.1) -> dict[str, Any]:
 
 def test_comments_come_while_an_engine_is_silent_and_end_with_the_first_output() -> None:
     async def test(where: Routed) -> None:
-        answer = await where.ask(CHAT, BODY | {"sim": {"fault": slow()}})
+        pause = {"name": "stall", "after": 2, "seconds": 0.1, "leg": "decode"}
+        answer = await where.ask(CHAT, BODY | {"sim": {"fault": [slow(), pause]}})
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert spoken(answer).token_ids == expected_output(BODY)[0]
         first = answer.body.index(b"data: ")

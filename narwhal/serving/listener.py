@@ -1,0 +1,116 @@
+"""Listening sockets, and all who wait on them taken in at once.
+
+An event loop's own server takes one connection in each turn of the loop. A turn that relays hundreds of
+streams takes milliseconds, so that a burst of a thousand clients would wait seconds for its last one to be
+taken in. Here each turn takes in as many as have come, up to a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+
+log = logging.getLogger("narwhal.serving")
+
+BACKLOG = 4096
+A_TURN = 256  # connections taken in before others have their turn again
+PAUSE_S = 0.5  # before trying again when the system has no descriptor or memory left
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Listener:
+    """Sockets that listen on one host and port."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        factory: Callable[[], asyncio.Protocol],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._sockets = sockets
+        self._factory = factory
+        self._loop = loop
+        self._taking: set[asyncio.Task[object]] = set()
+        self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
+        for sock in sockets:
+            loop.add_reader(sock, self._take, sock)
+
+    @classmethod
+    async def open(cls, host: str, port: int, factory: Callable[[], asyncio.Protocol]) -> Listener:
+        """Listen on every address of `host`; connections get protocols from `factory`. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        sockets: list[socket.socket] = []
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                sockets.append(_listening(family, address))
+        except OSError:
+            for sock in sockets:
+                sock.close()
+            raise
+        return cls(sockets, factory, loop)
+
+    @property
+    def port(self) -> int:
+        """The port listened on; the first address's, where port 0 gave each its own."""
+        port: int = self._sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Listen no more. Connections that were taken in stay."""
+        for handle in self._pauses.values():
+            handle.cancel()
+        for sock in self._sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        if self._taking:
+            await asyncio.wait(self._taking)
+
+    def _take(self, sock: socket.socket) -> None:
+        for _ in range(A_TURN):
+            try:
+                client, _ = sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue  # it came and went
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                log.error("no connection can be taken in: %s", error.strerror)
+                self._loop.remove_reader(sock)
+                self._pauses[sock] = self._loop.call_later(PAUSE_S, self._listen_again, sock)
+                return
+            client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = self._loop.create_task(self._loop.connect_accepted_socket(self._factory, client))
+            self._taking.add(task)
+            task.add_done_callback(self._taken)
+
+    def _taken(self, task: asyncio.Task[object]) -> None:
+        self._taking.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a connection could not be taken in: %s", error)
+
+    def _listen_again(self, sock: socket.socket) -> None:
+        del self._pauses[sock]
+        self._loop.add_reader(sock, self._take, sock)
+
+
+def _listening(family: int, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
