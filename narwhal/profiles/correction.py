@@ -16,6 +16,7 @@ LEAST, MOST = 1 / 16, 16.0
 _PRIOR, _MEMORY, _RUN = 1.0, 64.0, 8.0
 # A sample counts as at most this many times what was expected.
 _OUTLIER = 4.0
+_LEAST_S = 1e-9
 # The relative spread of single samples, until they say.
 PRIOR_SPREAD = 0.1
 
@@ -40,9 +41,9 @@ class Correction:
     def learn(self, predicted_s: float, seen_s: float) -> None:
         """Take note of work that the bare curve priced at `predicted_s` and that took `seen_s`.
 
-        A price of zero can't be corrected by a factor and is passed over, as is a negative time.
+        A price of next to nothing can't be corrected by a factor and is passed over, as is a negative time.
         """
-        if not predicted_s > 0 or not seen_s >= 0:
+        if not predicted_s > _LEAST_S or not seen_s >= 0:
             return
         self.samples += 1
         self._size_s += (predicted_s - self._size_s) / min(self.samples, _MEMORY)
