@@ -23,6 +23,17 @@ class Price(NamedTuple):
     extrapolated: bool  # outside the range that was measured or seen
 
 
+class WorkReport(NamedTuple):
+    """How well one kind of work is known, for people."""
+
+    measured: bool  # there is a profile
+    sure: bool  # its prices are relied on
+    confidence: float  # 0 to 1
+    samples: int  # pieces of work that were learned from
+    correction: float  # the factor on top of the curve
+    spread: float  # of single pieces of work about their price: relative, root mean square
+
+
 class Work:
     """One kind of work on one engine: three terms, the coefficients of which are measured or learned.
 
@@ -80,6 +91,14 @@ class Work:
             return self.learned.confidence
         return max(0.0, 1 - self.correction.spread)
 
+    def report(self) -> WorkReport:
+        """Its state."""
+        correction = self.correction
+        samples = self.learned.samples if self._measured is None else correction.samples
+        return WorkReport(
+            self.measured, self.sure, self.confidence, samples, correction.factor, correction.spread
+        )
+
     def learn(self, terms: Triple, size: float, kv_tokens: float, seen_s: float) -> None:
         """Take note of a piece of work and the time it took. `size` is what `lo` and `hi` are of."""
         if self.sure:
@@ -136,10 +155,14 @@ class EngineModel:
         seconds = value(work.corrected, (running, kv_tokens, 1.0))
         return Price(seconds, work.sure, running > work.hi or kv_tokens > work.kv_hi)
 
+    def report(self) -> dict[str, WorkReport]:
+        """How well each kind of work is known."""
+        return {name: getattr(self, name).report() for name in self.__slots__}
+
     def restarted(self) -> None:
         """The engine is a new process: what traffic taught of the old one is void, the profile stays."""
-        for work in (self.prefill, self.interval, self.handoff):
-            work.reset()
+        for name in self.__slots__:
+            getattr(self, name).reset()
 
 
 def value(coefficients: Triple, terms: Triple) -> float:

@@ -73,6 +73,21 @@ def test_without_a_profile_prices_are_learned_and_then_relied_on() -> None:
     assert models.engines[0].prefill.confidence > 0.8
 
 
+def test_a_report_tells_how_well_each_kind_of_work_is_known() -> None:
+    models = FleetModels([profiled(), EngineModel()])
+    for engine in range(2):
+        feed(models, engine, Random(1), 60, factor=2.0)
+    measured, learned = (model.report() for model in models.engines)
+    assert set(measured) == set(learned) == {"prefill", "handoff", "interval"}
+    assert measured["prefill"].measured
+    assert measured["prefill"].samples == 60
+    assert measured["prefill"].correction == pytest.approx(2.0, rel=0.1)
+    assert not learned["interval"].measured
+    assert learned["interval"].sure
+    assert 0.8 < learned["interval"].confidence <= 1
+    assert 0.05 < learned["interval"].spread < 0.2
+
+
 def test_a_learned_curve_follows_an_engine_that_changes_its_pace() -> None:
     models, random = FleetModels([EngineModel()]), Random(1)
     feed(models, 0, random, 300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from narwhal.profiles import store
 from narwhal.profiles.curves import DecodeCurve, HandoffCurve, PrefillCurve
 from narwhal.profiles.fit import TimedBatch, TimedLength
+from narwhal.profiles.load import load_models
 from narwhal.profiles.store import EngineProfile, Measured, ProfileError
 
 PROFILE = EngineProfile(
@@ -69,6 +71,29 @@ def test_a_model_starts_from_the_curves_there_are() -> None:
 def test_a_profile_of_another_model_is_of_no_use() -> None:
     assert store.unfit(PROFILE, "m") is None
     assert store.unfit(PROFILE, "n") == "it was measured with model 'm', and the fleet serves 'n'"
+
+
+def test_a_fleet_s_models_start_from_the_file_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.json"
+    store.write(path, {"p0": PROFILE, "d0": replace(PROFILE, model="old"), "gone": PROFILE})
+    models, remarks = load_models(["d0", "p0", "p1"], "m", path)
+    assert [model.prefill.measured for model in models.engines] == [False, True, False]
+    assert remarks == [
+        f"{path}: no profile of engine d0 to go by, since it was measured with model 'old', and the fleet "
+        "serves 'm'; it learns",
+        f"{path}: no profile of engine p1 to go by, since there is none; it learns",
+    ]
+
+
+def test_a_fleet_without_a_profile_file_learns(tmp_path: Path) -> None:
+    models, remarks = load_models(["p0"], "m", None)
+    assert (models.engines[0].prefill.measured, remarks) == (False, [])
+    models, remarks = load_models(["p0"], "m", tmp_path / "profiles.json")
+    assert not models.engines[0].prefill.measured
+    assert "not there yet" in remarks[0]
+    (tmp_path / "profiles.json").write_text("{}")
+    with pytest.raises(ProfileError):
+        load_models(["p0"], "m", tmp_path / "profiles.json")
 
 
 def content() -> dict[str, Any]:
