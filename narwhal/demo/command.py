@@ -27,9 +27,9 @@ from narwhal.serving.server import CannotListen
 QUESTION = "What becomes of this prompt?"
 # What the simulated engines are told to answer; left to themselves they make up words.
 ANSWER = (
-    "One engine read your prompt and kept what it computed, the KV cache. It handed that over to another "
-    "engine, which is writing these words, token by token. Narwhal chose both, checks the ID of every token, "
-    "and passes it on as it comes. (The engines are simulated, and so is this wisdom.)"
+    "One engine read your prompt and handed its KV cache to another, which writes these words token by "
+    "token. Narwhal chose both, checks every token's ID, and passes it on as it comes. (The engines are "
+    "simulated.)"
 )
 _MAX_LOAD_S = 600.0
 _ANSWER_TIMEOUT_S = 30.0

@@ -146,7 +146,8 @@ def maintenance(router: Router, head: RequestHead, body: bytes) -> Answer:
         raise Ending("invalid_body", "the body must be a JSON object")
     for name in wanted:
         if name not in ("on", "reason"):
-            raise Ending("invalid_field", f"there is no field `{name[:64]}`; there are `on` and `reason`")
+            message = f"there is no field `{name[:64]}`; there are `on` and `reason`"
+            raise Ending("invalid_field", message, param=name[:64])
     on, reason = wanted.get("on"), wanted.get("reason")
     if not isinstance(on, bool):
         seen = "nothing" if on is None else str(on)[:64]
