@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"narwhal {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _serve_command(commands)
+    _profile_command(commands)
     _check_command(commands)
     _demo_command(commands)
     _sim_command(commands)
@@ -94,6 +95,19 @@ def _fleet_in_words(config: FleetConfig) -> str:
     for engine in config.engines:
         counts[engine.role.value] = counts.get(engine.role.value, 0) + 1
     return ", ".join(f"{count} {role}" for role, count in counts.items())
+
+
+def _profile_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.profiling import command
+
+    parser = commands.add_parser(
+        "profile",
+        help="measure what engines' work costs",
+        description="Measure prefill, handoff and decode on the live engines, which must be idle.",
+    )
+    _fleet_argument(parser)
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
 
 
 def _check_command(commands: _Commands[argparse.ArgumentParser]) -> None:

@@ -161,6 +161,12 @@ def _latencies(scrape: Scrape) -> Iterator[Metric]:
         ("phase",),
         (((phase.name.lower(),), accounts.waits[phase]) for phase in Phase),
     )
+    yield _gauge(
+        "input_estimate_error_ratio",
+        "How far estimates of input lengths were off of late, on average, as a share of the true count.",
+        ("route", "script"),
+        (((one.route, one.script), one.relative_error) for one in scrape.input_lengths),
+    )
     yield _histogram("request_body_bytes", "Size of request bodies.", (), [((), accounts.body_bytes)])
     yield _histogram(
         "event_loop_lag_seconds",

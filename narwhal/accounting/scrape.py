@@ -15,6 +15,7 @@ from narwhal.accounting.journal import Journal
 from narwhal.admission.readiness import Readiness, State
 from narwhal.config import FleetConfig
 from narwhal.fleet.table import FleetTable, Phase
+from narwhal.profiles.input_length import InputLengths, Learned
 
 
 class Occupancy(Protocol):
@@ -52,6 +53,7 @@ class Scrape:
     phases: tuple[tuple[Phase, ...], ...]  # by engine: the phases it has seats for
     state: State
     state_reason: str
+    input_lengths: list[Learned]
     journal: JournalFigures | None
 
 
@@ -65,6 +67,7 @@ class Scraper:
         table: FleetTable,
         door: Occupancy,
         readiness: Readiness,
+        input_lengths: InputLengths,
         journal: Journal | None = None,
     ) -> None:
         self._config = config
@@ -72,6 +75,7 @@ class Scraper:
         self._table = table
         self._door = door
         self._readiness = readiness
+        self._input_lengths = input_lengths
         self._journal = journal
 
     def take(self) -> Scrape:
@@ -89,6 +93,7 @@ class Scraper:
             phases=tuple(table.needs(engine) for engine in range(len(table))),
             state=state,
             state_reason=reason,
+            input_lengths=self._input_lengths.report(),
             journal=None
             if journal is None
             else JournalFigures(journal.written, journal.dropped, journal.errors, journal.waiting),

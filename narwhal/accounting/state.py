@@ -39,6 +39,7 @@ def state(scrape: Scrape) -> dict[str, Any]:
             "event_loop_lag_s": accounts.loop_lag.snapshot(),
         },
         "request_body_bytes": accounts.body_bytes.snapshot(),
+        "input_lengths": [one._asdict() for one in scrape.input_lengths],
         "engines": _engines(scrape),
         "journal": None if scrape.journal is None else asdict(scrape.journal),
     }

@@ -29,6 +29,7 @@ from narwhal.engines.pool import ConnectionFailed
 from narwhal.engines.readings import read_token_count, read_usage
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
+from narwhal.profiles.input_length import script_of
 from narwhal.request import CompletionRequest, Route, read
 from narwhal.serving import failures, replies
 from narwhal.serving.failures import LegFailure
@@ -237,7 +238,8 @@ class Exchange:
         if tokens is None and self._router.config.engine.sizing is Sizing.EXACT:
             tokens, source = await self._ask_for_length(request), LengthSource.TOKENIZER
         if tokens is None:
-            tokens = self._router.input_lengths.estimate(request.route, request.prompt_bytes)
+            script = script_of(request.body.raw)
+            tokens = self._router.input_lengths.estimate(request.route, request.prompt_bytes, script)
             source = LengthSource.ESTIMATE
         record.input_tokens = tokens
         record.input_tokens_from = source
@@ -471,7 +473,8 @@ class Exchange:
 
     def _learn_length(self, request: CompletionRequest, prompt_tokens: int) -> None:
         if request.prompt_token_count is None:
-            self._router.input_lengths.learn(request.route, request.prompt_bytes, prompt_tokens)
+            script = script_of(request.body.raw)
+            self._router.input_lengths.learn(request.route, request.prompt_bytes, prompt_tokens, script)
 
     def _leg_id(self, leg: str) -> str:
         return f"{self.record.request_id}-{leg}{len(self.record.attempts) or 1}"

@@ -51,7 +51,9 @@ class Router:
         self.input_lengths = InputLengths()
         self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
         self.accounts = Accounts(config, self._journal.write if self._journal else None)
-        self.scraper = Scraper(config, self.accounts, self.table, self.door, self.readiness, self._journal)
+        self.scraper = Scraper(
+            config, self.accounts, self.table, self.door, self.readiness, self.input_lengths, self._journal
+        )
         self._loop_lag = LoopLag(self.accounts.loop_lag)
         self.started_at = time.time()
         self.exchanges: set[Exchange] = set()

@@ -28,6 +28,7 @@ from narwhal.admission.readiness import Readiness, State
 from narwhal.config import parse
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.outcomes import OUTCOMES
+from narwhal.profiles.input_length import InputLengths
 
 CONFIG = parse(
     """
@@ -76,7 +77,9 @@ def scrape(tmp_path: Path) -> Scrape:
     journal = Journal(tmp_path / "journal.jsonl")
     journal.close()
     journal.write({})
-    return Scraper(CONFIG, accounts, table, Door(), readiness, journal).take()
+    lengths = InputLengths()
+    lengths.learn("chat", 4000, 2000)  # the estimate was 1000
+    return Scraper(CONFIG, accounts, table, Door(), readiness, lengths, journal).take()
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -138,6 +141,7 @@ def test_metrics_say_what_was_counted(scrape: Scrape) -> None:
     assert value("narwhal_queue_wait_seconds_bucket", phase="decode", le="0.1") == 0
     assert value("narwhal_queue_wait_seconds_bucket", phase="decode", le="0.2") == 1
     assert value("narwhal_request_body_bytes_sum") == 300
+    assert value("narwhal_input_estimate_error_ratio", route="chat", script="ascii") == 0.5
     assert value("narwhal_event_loop_lag_seconds_count") == 0
     assert value("narwhal_journal_dropped_rows_total") == 1
     assert any(name == "narwhal_build_info" for name, _ in found)
@@ -169,6 +173,7 @@ def test_state_is_json_with_the_same_figures(scrape: Scrape) -> None:
     assert sum(requests["by_reason"].values()) == len(OUTCOMES)
     assert (told["status"], told["reason"]) == ("maintenance", "by hand")
     assert told["token_accounting"] == "unavailable"
+    assert [(one["route"], one["script"]) for one in told["input_lengths"]] == [("chat", "ascii")]
     p0, d0, b0 = told["engines"]
     assert p0["phases"] == {
         "prefill": {"seats_in_use": 1, "seats_limit": 3, "legs": 1, "failures": {"connect_failed": 1}}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narwhal.profiles.input_length import InputLengths
+from narwhal.profiles.input_length import InputLengths, Script, script_of
 
 
 def test_an_estimate_starts_from_four_bytes_a_token_rounded_up() -> None:
@@ -39,6 +41,41 @@ def test_each_route_learns_from_its_own_answers() -> None:
         lengths.learn("chat", 1000, 500)
     assert lengths.estimate("completions", 4000) == 1000
     assert lengths.relative_error("completions") is None
+
+
+def test_each_script_learns_from_its_own_answers() -> None:
+    lengths = InputLengths()
+    for _ in range(50):
+        lengths.learn("chat", 3000, 1500, Script.OTHER)
+    assert lengths.estimate("chat", 3000, Script.OTHER) == pytest.approx(1500, rel=0.05)
+    assert lengths.estimate("chat", 4000, Script.ASCII) == 1000
+    assert [(one.route, one.script) for one in lengths.report()] == [("chat", Script.OTHER)]
+
+
+ENGLISH = "The narwhal’s tusk is a tooth — naïve as that sounds. " * 40
+CHINESE = "独角鲸的长牙其实是一颗牙齿。" * 40
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped", "script"),
+    [
+        (ENGLISH, False, Script.ASCII),
+        (ENGLISH, True, Script.ASCII),
+        (CHINESE, False, Script.OTHER),
+        (CHINESE, True, Script.ESCAPED),
+        ("", False, Script.ASCII),
+    ],
+)
+def test_the_script_is_that_of_most_of_the_text_as_the_client_wrote_it(
+    text: str, escaped: bool, script: Script
+) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    assert script_of(json.dumps(body, ensure_ascii=escaped).encode()) is script
+
+
+@given(st.binary(max_size=5000))
+def test_any_body_has_a_script(body: bytes) -> None:
+    assert script_of(body) in Script
 
 
 def test_short_prompts_that_are_mostly_template_hardly_move_the_estimate_of_long_ones() -> None:

@@ -27,6 +27,7 @@ ORDER = (
     ("accounting",),
     ("serving",),
     ("checking",),
+    ("profiling",),
     ("demo",),
     ("cli",),
 )

@@ -1,0 +1,162 @@
+"""The fleet's models: one per engine, and the same figures as flat columns for whoever loops over engines.
+
+Columns hold the corrected coefficients, so a price is a few multiplications on arrays of doubles:
+
+    prefill   (a * L + b) * L + c, and where L > hi at least edge * L
+    handoff   b * L + c, likewise
+    interval  c + p * n + q * kv
+
+They change when something is learned. An engine is its index, as in the fleet's table. Everything learned of
+prefill and of the token interval also goes to the watch over drift, whose verdict is the `surcharge` column.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from narwhal.profiles.drift import Drift
+from narwhal.profiles.model import EngineModel, Price, Work, value
+from narwhal.profiles.nonnegative import Triple
+
+PREFILL, DECODE = 0, 1  # indices by phase, as the fleet's
+
+
+class FleetModels:
+    """The models of a fleet. Columns may be read freely; they change through the methods only."""
+
+    __slots__ = (
+        "drift", "engines",
+        "handoff_b", "handoff_c", "handoff_edge", "handoff_hi", "handoff_spread", "handoff_sure",
+        "interval_c", "interval_p", "interval_q", "interval_spread", "interval_sure",
+        "prefill_a", "prefill_b", "prefill_c", "prefill_edge", "prefill_hi", "prefill_lo",
+        "prefill_spread", "prefill_sure",
+        "surcharge",
+    )  # fmt: skip
+
+    def __init__(self, engines: Sequence[EngineModel]) -> None:
+        self.engines = tuple(engines)
+        count = len(engines)
+        self.drift = (Drift(count), Drift(count))  # by phase
+
+        def floats() -> array[float]:
+            return array("d", bytes(8 * count))
+
+        self.prefill_a, self.prefill_b, self.prefill_c = floats(), floats(), floats()
+        self.prefill_lo, self.prefill_hi, self.prefill_edge = floats(), floats(), floats()
+        self.interval_c, self.interval_p, self.interval_q = floats(), floats(), floats()
+        self.handoff_b, self.handoff_c = floats(), floats()
+        self.handoff_hi, self.handoff_edge = floats(), floats()
+        # Relative spread (root mean square) of single pieces of work about the corrected curve.
+        self.prefill_spread, self.interval_spread, self.handoff_spread = floats(), floats(), floats()
+        # 1: a profile, or enough learned.
+        self.prefill_sure = array("q", bytes(8 * count))
+        self.interval_sure = array("q", bytes(8 * count))
+        self.handoff_sure = array("q", bytes(8 * count))
+        # By phase: the share that is added to an engine's price while on probation.
+        self.surcharge = (floats(), floats())
+        for engine in range(count):
+            self._refresh(engine)
+
+    def __len__(self) -> int:
+        return len(self.engines)
+
+    def prefill_s(self, engine: int, tokens: float) -> Price:
+        """Seconds to prefill one prompt alone."""
+        return self.engines[engine].prefill_s(tokens)
+
+    def interval_s(self, engine: int, running: float, kv_tokens: float) -> Price:
+        """Seconds between two decode steps of a batch of `running` sequences that hold `kv_tokens`."""
+        return self.engines[engine].interval_s(running, kv_tokens)
+
+    def handoff_s(self, engine: int, tokens: float) -> Price:
+        """Seconds from sending a prompt's decode leg to its first token."""
+        return self.engines[engine].handoff_s(tokens)
+
+    def learn_prefill(self, engine: int, tokens: float, seen_s: float) -> None:
+        """A prompt was prefilled. `seen_s` is the time the engine had it to itself.
+
+        That is from its sending, or the end of the prompt before it on this engine if that was later, to its
+        own end.
+        """
+        work = self.engines[engine].prefill
+        terms = (tokens * tokens, tokens, 1.0)
+        self._watch(engine, PREFILL, work, terms, seen_s)
+        work.learn(terms, tokens, 0.0, seen_s)
+        self._refresh_prefill(engine)
+
+    def learn_interval(self, engine: int, running: float, kv_tokens: float, seen_s: float) -> None:
+        """A stream's tokens came `seen_s` apart, while on average `running` sequences held `kv_tokens`."""
+        work = self.engines[engine].interval
+        terms = (running, kv_tokens, 1.0)
+        self._watch(engine, DECODE, work, terms, seen_s)
+        work.learn(terms, running, kv_tokens, seen_s)
+        self._refresh_interval(engine)
+
+    def learn_handoff(self, engine: int, tokens: float, seen_s: float) -> None:
+        """A decode leg gave its first token `seen_s` after it was sent."""
+        self.engines[engine].handoff.learn((0.0, tokens, 1.0), tokens, 0.0, seen_s)
+        self._refresh_handoff(engine)
+
+    def tick(self, now: float) -> list[tuple[int, int]]:
+        """Judge drift; call it every second or so. Returns (phase, engine) where the verdict changed.
+
+        The verdict is `drift[phase].state(engine)`; State.TAKE_OUT asks for the engine to be taken out.
+        """
+        changed = [(phase, engine) for phase in (PREFILL, DECODE) for engine in self.drift[phase].tick(now)]
+        for phase, engine in changed:
+            self._set_surcharge(phase, engine)
+        return changed
+
+    def returned(self, engine: int) -> None:
+        """The engine was taken out for drift and is back, on probation."""
+        for phase in (PREFILL, DECODE):
+            self.drift[phase].returned(engine)
+            self._set_surcharge(phase, engine)
+
+    def restarted(self, engine: int) -> None:
+        """The engine is a new process: what traffic taught of the old one is void."""
+        self.engines[engine].restarted()
+        for phase in (PREFILL, DECODE):
+            self.drift[phase].start_over(engine)
+            self._set_surcharge(phase, engine)
+        self._refresh(engine)
+
+    def _watch(self, engine: int, phase: int, work: Work, terms: Triple, seen_s: float) -> None:
+        drift = self.drift[phase]
+        if drift.calm(engine) and work.renew_anchor():
+            drift.start_over(engine)
+        if work.anchor is not None:
+            drift.observe(engine, value(work.anchor, terms), seen_s)
+
+    def _set_surcharge(self, phase: int, engine: int) -> None:
+        self.surcharge[phase][engine] = self.drift[phase].surcharge(engine)
+
+    def _refresh(self, engine: int) -> None:
+        self._refresh_prefill(engine)
+        self._refresh_interval(engine)
+        self._refresh_handoff(engine)
+
+    def _refresh_prefill(self, engine: int) -> None:
+        work = self.engines[engine].prefill
+        a, b, c = work.corrected
+        self.prefill_a[engine], self.prefill_b[engine], self.prefill_c[engine] = a, b, c
+        self.prefill_lo[engine], self.prefill_hi[engine] = work.lo, work.hi
+        self.prefill_edge[engine] = a * work.hi + b + c / work.hi if work.hi else 0.0
+        self.prefill_spread[engine] = work.correction.spread
+        self.prefill_sure[engine] = work.sure
+
+    def _refresh_interval(self, engine: int) -> None:
+        work = self.engines[engine].interval
+        self.interval_p[engine], self.interval_q[engine], self.interval_c[engine] = work.corrected
+        self.interval_spread[engine] = work.correction.spread
+        self.interval_sure[engine] = work.sure
+
+    def _refresh_handoff(self, engine: int) -> None:
+        work = self.engines[engine].handoff
+        _, b, c = work.corrected
+        self.handoff_b[engine], self.handoff_c[engine] = b, c
+        self.handoff_hi[engine] = work.hi
+        self.handoff_edge[engine] = b + c / work.hi if work.hi else 0.0
+        self.handoff_spread[engine] = work.correction.spread
+        self.handoff_sure[engine] = work.sure
