@@ -27,7 +27,7 @@ cdef class EngineLink:
     cdef Py_ssize_t surplus     # bytes read after the answer was complete
     cdef bint streaming         # this reply goes to the relay
     cdef bint heard             # a byte of this reply came
-    cdef bint paused            # whoever gets this answer can't keep up, so it is not read
+    cdef bint paused            # reading has stopped
     cdef readonly bint reused   # it has served a request before this one
     cdef readonly double freed_at   # when its last answer was complete
 
@@ -37,4 +37,5 @@ cdef class EngineLink:
     cdef void complete(self, bint reusable)
     cdef void broken(self, str why)
     cdef void after_flush(self)
+    cdef void give_up(self)
     cdef void tell_lost(self, str why, bint stale)

@@ -4,6 +4,9 @@ It is the event loop's protocol object, so that from a read on the engine's sock
 client's nothing leaves Cython. A reply that is an event stream goes to the relay as it comes; any other is
 collected whole, within a bound, and given to the leg. After the answer is complete the connection goes back
 to its pool if the reply ended where its framing says.
+
+Whoever is told of an answer is told once, and may do anything to the connection from within the call: it is
+forgotten first, and the connection's own state looked at again after.
 """
 
 from cpython.bytearray cimport (
@@ -18,7 +21,7 @@ from narwhal._fast.chunked cimport (
 from narwhal._fast.clock cimport now
 from narwhal._fast.heads cimport read_response_head
 from narwhal._fast.outlet cimport Outlet
-from narwhal._fast.relay cimport Relay
+from narwhal._fast.relay cimport DONE, FAILED, Relay
 
 # How much may follow a complete answer before the connection is given up instead of being read to its end.
 cdef Py_ssize_t SURPLUS_LIMIT = 65536
@@ -47,8 +50,12 @@ cdef class EngineLink:
 
         `leg` has `on_reply(status, body, retry_after_s)` for a collected reply and `on_lost(why, stale)` when
         none will come; `stale` says that a reused connection had been closed before a byte of reply came.
-        A streamed reply ends at the relay's owner instead.
+        A streamed reply ends at the relay's owner instead. On a connection that is gone already, `on_lost` is
+        called before this returns.
         """
+        if self.outlet.transport is None:
+            leg.on_lost("the engine closed the connection before the request was sent", self.reused)
+            return
         self.leg = leg
         self.relay = relay
         self.phase = HEAD
@@ -74,10 +81,9 @@ cdef class EngineLink:
 
     def resume(self) -> None:
         """Read again."""
-        if self.paused:
+        if self.outlet.transport is not None and self.paused:
             self.paused = False
-            if self.outlet.transport is not None:
-                self.outlet.transport.resume_reading()
+            self.outlet.transport.resume_reading()
 
     # ---- the event loop's calls
 
@@ -103,14 +109,16 @@ cdef class EngineLink:
         cdef Phase phase = self.phase
         self.outlet.detach()
         self.phase = CLOSED
-        if phase == TO_CLOSE and exc is None:
-            self.complete(False)
-        elif self.leg is not None:
-            if phase == HEAD and not self.heard:
-                self.tell_lost("the engine closed the connection without a reply", self.reused)
-            else:
-                self.broken("the engine closed the connection in the middle of its reply")
-        self.pool.gone(self)
+        try:
+            if phase == TO_CLOSE and exc is None:
+                self.complete(False)
+            elif self.leg is not None:
+                if phase == HEAD and not self.heard:
+                    self.tell_lost("the engine closed the connection without a reply", self.reused)
+                else:
+                    self.broken("the engine closed the connection in the middle of its reply")
+        finally:
+            self.pool.gone(self)
 
     # ---- reading
 
@@ -121,7 +129,7 @@ cdef class EngineLink:
         cdef bytearray kept
         if self.phase == IDLE or self.phase == CLOSED:
             # Nothing was asked.
-            self.outlet.abort()
+            self.give_up()
             return
         if self.phase == HEAD:
             self.heard = True
@@ -140,7 +148,7 @@ cdef class EngineLink:
         if self.leg is None:
             self.surplus += n - i
             if self.surplus > SURPLUS_LIMIT:
-                self.outlet.abort()
+                self.give_up()
                 return
         if self.phase == CHUNKS:
             while i < n:
@@ -234,57 +242,61 @@ cdef class EngineLink:
     cdef void after_flush(self):
         # The relay may be through before the reply is: its rest is read over, so the connection lives on.
         cdef Relay relay = self.relay
-        cdef int stage = relay.stage
-        if stage >= 2:
-            self.relay = None
-            self.leg = None
-            self.freed_at = now()
+        if relay is None or relay.stage < DONE:
+            return
+        self.relay = None
+        self.leg = None
+        self.freed_at = now()
+        if relay.stage == FAILED:
+            self.give_up()
+        else:
             self.resume()
-            if stage == 3:
-                self.phase = CLOSED
-                self.outlet.abort()
-            relay.settle()
+        relay.settle()
 
     cdef void complete(self, bint reusable):
         # The reply has ended as its framing says.
         cdef Relay relay = self.relay
         cdef bytearray body = self.buffer
-        cdef bint failed = relay is not None and self.streaming and relay.stage == 3
         leg = self.leg
         self.leg = None
         self.relay = None
         self.buffer = None
-        self.resume()
-        if self.phase != CLOSED:
-            self.freed_at = now()
-            if reusable and self.reply.keep_alive and self.phase != TO_CLOSE and not failed:
-                self.phase = IDLE
-                self.reused = True
-                self.pool.free(self)
-            else:
-                self.phase = CLOSED
-                self.outlet.abort()
+        self.freed_at = now()
+        reusable = reusable and self.reply.keep_alive and self.phase != TO_CLOSE
         if self.streaming:
             if relay is not None:
                 relay.end_of_body("the engine's stream ended without [DONE]")
+                reusable = reusable and relay.stage != FAILED
         elif leg is not None:
             leg.on_reply(
                 self.reply.status, b"" if body is None else bytes(body), self.reply.retry_after
             )
+        if self.phase == CLOSED:
+            return
+        if reusable:
+            self.resume()
+            self.phase = IDLE
+            self.reused = True
+            self.pool.free(self)
+        else:
+            self.give_up()
 
     cdef void broken(self, str why):
         # The reply can't be read on.
         cdef Relay relay = self.relay
-        if self.phase != CLOSED:
-            self.phase = CLOSED
-            self.outlet.abort()
         self.buffer = None
         if self.streaming and relay is not None:
             self.relay = None
             self.leg = None
+            self.give_up()
             relay.end_of_body(why)
         else:
+            self.give_up()
             self.tell_lost(why, False)
+
+    cdef void give_up(self):
+        self.phase = CLOSED
+        self.outlet.abort()
 
     cdef void tell_lost(self, str why, bint stale):
         leg = self.leg

@@ -55,15 +55,13 @@ cdef class Outlet:
 
     cdef void write(self, const unsigned char* p, Py_ssize_t n):
         cdef ssize_t sent = 0
-        if self.transport is None or n == 0:
+        # A transport that closes may have given its descriptor back to the system.
+        if n == 0 or self.transport is None or self.transport.is_closing():
             return
         if self.fd >= 0:
             if self.queued and self.transport.get_write_buffer_size() == 0:
                 self.queued = False
             if not self.queued:
-                # A transport that closes may have given its descriptor back to the system.
-                if self.transport.is_closing():
-                    return
                 sent = send(self.fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT)
                 if sent == n:
                     return
@@ -83,6 +81,6 @@ cdef class Outlet:
         """Write buffers in order, `size` bytes in all; large ones are not copied."""
         if size <= JOIN_LIMIT:
             self.write_bytes(b"".join(pieces))
-        elif self.transport is not None:
+        elif self.transport is not None and not self.transport.is_closing():
             self.queued = True
             self.transport.writelines(pieces)

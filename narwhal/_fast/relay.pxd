@@ -44,8 +44,10 @@ cdef class Relay:
     cdef Py_ssize_t held_size
 
     # What was seen, for whoever keeps count.
-    cdef readonly double started_at, first_at, last_at
-    cdef readonly long long tokens, output_events, dropped_after_done
+    cdef readonly double started_at
+    cdef readonly double first_at, last_at      # of output or tokens; 0: none yet
+    cdef readonly long long tokens, output_events
+    cdef readonly long long dropped_after_done  # events, of those that came with [DONE] in one read
     cdef readonly long long prompt_tokens, completion_tokens
     cdef readonly bint finished
     cdef readonly str failure, failure_message
@@ -55,9 +57,11 @@ cdef class Relay:
     cdef void flush(self)
     cdef void settle(self)
     cdef void fail(self, str name, str message)
+    cdef void too_large(self)
     cdef Py_ssize_t blocks(self, const unsigned char* p, Py_ssize_t n, double at)
     cdef bint block(self, const unsigned char* p, Py_ssize_t n, double at)
     cdef bint event(self, const unsigned char* data, Py_ssize_t size, double at, bint is_error, Facts* facts)
+    cdef void send_read(self)
     cdef void hold(self)
     cdef void release_held(self)
     cdef void append(self, bytes block, bint last)

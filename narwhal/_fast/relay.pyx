@@ -6,15 +6,19 @@ output nothing is sent, so that a failure still gets its status and a retry stil
 earlier is held. Nothing here makes a Python object or calls Python per event; the owner is told twice, of the
 first output and of the end.
 
+What is sent, and what is seen, depends on the stream alone and not on how reads cut it: limits are on blocks
+and on what comes before the first output, and a failure takes nothing back of what came before it. One thing
+is sooner said than read: at [DONE] the answer ends, without waiting for the LF of its last CRLF.
+
 The scratch buffer is shared by all relays: a read is consumed and flushed in one go, with no Python in
-between.
+between, and whatever becomes of a flush, nothing is left in it.
 """
 
 from cpython.bytearray cimport (
     PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdlib cimport realloc
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memcmp, memcpy, memmove
 
 from narwhal._fast.assemble cimport Assembler
@@ -29,6 +33,7 @@ from narwhal._fast.sse cimport (
 cdef enum:
     ROOM = 24
     TAIL_ROOM = 16
+    MOST_KEPT = 1 << 20     # bytes; a rare huge event shall not hold more for ever
 
 cdef unsigned char* scratch = NULL
 cdef Py_ssize_t scratch_size = 0
@@ -41,12 +46,30 @@ cdef int reserve(Py_ssize_t more) except -1:
     cdef unsigned char* grown
     if need > scratch_size:
         need += need // 2 + 65536
-        grown = <unsigned char*>realloc(scratch, need)
+        grown = <unsigned char*>PyMem_Realloc(scratch, need)
         if grown == NULL:
             raise MemoryError
         scratch = grown
         scratch_size = need
     return 0
+
+
+cdef void empty_scratch() noexcept:
+    global scratch, scratch_size, scratch_used
+    scratch_used = 0
+    if scratch_size > MOST_KEPT:
+        PyMem_Free(scratch)
+        scratch = NULL
+        scratch_size = 0
+
+
+cdef inline bint is_longer(const unsigned char* p, Py_ssize_t n, Py_ssize_t limit) noexcept nogil:
+    # A block's final LF after a CR does not count, for it may come later.
+    return n > limit and not (n == limit + 1 and n >= 2 and p[n - 1] == c'\n' and p[n - 2] == c'\r')
+
+
+cdef inline bint has_mark(const unsigned char* p, Py_ssize_t n) noexcept nogil:
+    return n >= 3 and p[0] == 0xEF and p[1] == 0xBB and p[2] == 0xBF
 
 
 cdef inline void put(const unsigned char* p, Py_ssize_t n) noexcept:
@@ -59,19 +82,20 @@ cdef inline void put(const unsigned char* p, Py_ssize_t n) noexcept:
 cdef void put_edited(
     const unsigned char* p, Py_ssize_t n, Py_ssize_t offset, Edit* edits, int count, bytes figure
 ) noexcept:
-    # Copy p[:n], whose first byte is at `offset` in the text that the edits speak of.
+    # Copy p[:n], a line whose first byte is at `offset` in the text that the edits speak of. What is cut may
+    # span lines; the figure is a number, and lies in one.
     cdef Py_ssize_t at = 0, start, end
     cdef int i
     for i in range(count):
         start = edits[i].start - offset
         end = edits[i].end - offset
-        if end <= at and not (edits[i].put and start >= at):
+        if end <= at:
             continue
         if start >= n:
             break
         if start > at:
             put(p + at, start - at)
-        if edits[i].put and start >= 0:
+        if edits[i].put:
             put(<const unsigned char*>PyBytes_AS_STRING(figure), edits[i].put)
         at = end if end < n else n
     if at < n:
@@ -108,14 +132,18 @@ cdef class Relay:
         """Get ready for an attempt's stream: nothing of an earlier attempt is left.
 
         `need_ids`: the engine supplies token IDs, so output without them is an error. `assembler` takes the
-        events where there is no outlet. `cached_tokens`: what the producer found cached of the prompt.
+        events where there is no outlet. `cached_tokens`: what the producer found cached of the prompt. Raises
+        TypeError if the answer has nowhere to go.
         """
+        if assembler is None and self.outlet is None:
+            raise TypeError("a relay needs an outlet or an assembler")
         self.assembler = assembler
         self.need_ids = need_ids
         self.cached_figure = None if cached_tokens is None else str(int(cached_tokens)).encode()
         self.stage = HOLDING
         self.first_block = True
         self.kept_last = True
+        self.announced = False
         self.settled = False
         self.pending = None
         self.held = None
@@ -124,6 +152,7 @@ cdef class Relay:
         self.last_at = 0
         self.tokens = 0
         self.output_events = 0
+        self.dropped_after_done = 0
         self.prompt_tokens = -1
         self.completion_tokens = -1
         self.finished = False
@@ -161,30 +190,31 @@ cdef class Relay:
     cdef void consume(self, const unsigned char* p, Py_ssize_t n, double at):
         """Take the next payload bytes. What is to be sent waits in the scratch buffer for flush."""
         cdef Py_ssize_t used, size
-        if self.stage == FAILED:
+        cdef bytearray whole = self.pending     # a failure drops the relay's own reference
+        if self.stage == FAILED or self.settled:
             return
         try:
-            if self.pending is None:
+            if whole is None:
                 used = self.blocks(p, n, at)
                 if used < n and self.stage != FAILED:
                     self.pending = PyByteArray_FromStringAndSize(<const char*>p + used, n - used)
             else:
-                size = PyByteArray_GET_SIZE(self.pending)
-                PyByteArray_Resize(self.pending, size + n)
-                memcpy(PyByteArray_AS_STRING(self.pending) + size, p, n)
+                size = PyByteArray_GET_SIZE(whole)
+                PyByteArray_Resize(whole, size + n)
+                memcpy(PyByteArray_AS_STRING(whole) + size, p, n)
                 size += n
-                used = self.blocks(<const unsigned char*>PyByteArray_AS_STRING(self.pending), size, at)
+                used = self.blocks(<const unsigned char*>PyByteArray_AS_STRING(whole), size, at)
                 if used == size:
                     self.pending = None
                 elif used > 0:
-                    memmove(
-                        PyByteArray_AS_STRING(self.pending),
-                        PyByteArray_AS_STRING(self.pending) + used,
-                        size - used,
-                    )
-                    PyByteArray_Resize(self.pending, size - used)
-            if self.pending is not None and PyByteArray_GET_SIZE(self.pending) > self.limit:
-                self.fail("broken_stream", f"an event of the engine's is larger than {self.limit} bytes")
+                    memmove(PyByteArray_AS_STRING(whole), PyByteArray_AS_STRING(whole) + used, size - used)
+                    PyByteArray_Resize(whole, size - used)
+            if (
+                self.pending is not None
+                and PyByteArray_GET_SIZE(self.pending) > self.limit
+                and self.stage != DONE
+            ):
+                self.too_large()
         except MemoryError:
             self.fail("internal_error", "out of memory")
 
@@ -197,13 +227,20 @@ cdef class Relay:
             if step == SSE_MORE:
                 break
             if step == SSE_EVENT:
-                self.kept_last = self.block(p + used, end, at)
-                self.first_block = False
-                if self.stage == FAILED:
-                    return n
+                if self.stage != DONE and is_longer(p + used, end, self.limit):
+                    self.too_large()
+                else:
+                    self.kept_last = self.block(p + used, end, at)
+                    self.first_block = False
             elif self.kept_last and self.assembler is None and self.stage != DONE:
                 reserve(end)
                 put(p + used, end)
+            if self.first_at == 0 and self.stage == HOLDING and self.held_size + scratch_used > self.limit:
+                self.fail(
+                    "broken_stream", f"the engine sent more than {self.limit} bytes without any output"
+                )
+            if self.stage == FAILED:
+                return n
             used += end
         return used
 
@@ -265,7 +302,7 @@ cdef class Relay:
                 edits[count].end = facts.spans[i].end
                 edits[count].put = 0
                 count += 1
-        if self.cached_figure is not None and facts.has_usage and facts.cached_value.start >= 0:
+        if self.cached_figure is not None and facts.cached_tokens >= 0:
             figure_size = PyBytes_GET_SIZE(self.cached_figure)
             i = count
             while i > 0 and edits[i - 1].start > facts.cached_value.start:
@@ -346,7 +383,7 @@ cdef class Relay:
                 )
                 return False
             return True
-        return self.keep_usage or not (facts.choices == 0 and facts.has_usage)
+        return self.keep_usage or not (facts.has_usage and facts.choices <= 0)
 
     cdef void fail(self, str name, str message):
         if self.stage == FAILED:
@@ -355,6 +392,9 @@ cdef class Relay:
         self.failure = name
         self.failure_message = message
         self.pending = None
+
+    cdef void too_large(self):
+        self.fail("broken_stream", f"an event of the engine's is larger than {self.limit} bytes")
 
     cdef void end_of_body(self, str why):
         """The engine's reply is over: fine after [DONE], a broken stream before."""
@@ -367,44 +407,42 @@ cdef class Relay:
 
     cdef void flush(self):
         """Send what the read has brought, as one write."""
-        global scratch_used
-        cdef bint last = self.stage == DONE
-        if self.settled or self.closed_out:
-            scratch_used = 0
-            return
-        if self.assembler is not None:
-            scratch_used = 0
-        elif self.stage == HOLDING and self.first_at == 0:
-            self.hold()
-        elif self.stage == HOLDING or last or self.stage == FLOWING:
-            if self.held is not None:
-                self.release_held()
-            if self.stage == HOLDING:
-                self.stage = FLOWING
-            self.send_chunk(scratch + ROOM, scratch_used, last)
-            self.closed_out = last
-            scratch_used = 0
-        else:
-            # Failed: events before the failure in the same read are whole, and were produced. But without
-            # output before this read there may be another attempt, so nothing of this one may be seen.
-            if self.announced and scratch_used > 0:
-                self.send_chunk(scratch + ROOM, scratch_used, False)
-            scratch_used = 0
-        if self.first_at != 0 and not self.announced and self.stage != FAILED:
+        try:
+            self.send_read()
+        finally:
+            empty_scratch()
+        if self.first_at != 0 and not self.announced and not self.settled:
             self.announced = True
             self.owner.on_output()
 
+    cdef void send_read(self):
+        cdef bint last = self.stage == DONE
+        cdef Py_ssize_t skipped = 0
+        if self.settled or self.closed_out or self.assembler is not None:
+            return
+        if self.first_at == 0 and not last:
+            if self.stage == HOLDING:
+                self.hold()
+            else:
+                self.held = None
+            return
+        # After a failure too: what came before it is whole, and was produced.
+        if self.held is not None:
+            self.release_held()
+        if self.stage == HOLDING:
+            self.stage = FLOWING
+        if self.head_sent and not self.announced and has_mark(scratch + ROOM, scratch_used):
+            # Comments went before it, where it would be part of a field's name.
+            skipped = 3
+        self.send_chunk(scratch + ROOM + skipped, scratch_used - skipped, last)
+
     cdef void hold(self):
-        global scratch_used
         if scratch_used == 0:
             return
         if self.held is None:
             self.held = []
         self.held.append(PyBytes_FromStringAndSize(<const char*>scratch + ROOM, scratch_used))
         self.held_size += scratch_used
-        scratch_used = 0
-        if self.held_size > self.limit:
-            self.fail("broken_stream", f"the engine sent more than {self.limit} bytes without any output")
 
     cdef void release_held(self):
         # Put what was held in front of what the read has brought.
@@ -423,6 +461,9 @@ cdef class Relay:
         cdef unsigned char* start = <unsigned char*>p
         cdef unsigned char* end = start + n
         cdef Py_ssize_t left = n
+        if n == 0 and not last:
+            return
+        self.closed_out = last
         if self.framed:
             if n > 0:
                 start -= 2
@@ -450,10 +491,14 @@ cdef class Relay:
         """Tell the owner once that the answer is over, if it is."""
         if self.stage >= DONE and not self.settled:
             self.settled = True
+            self.pending = None
             self.owner.on_end()
 
     def comment(self) -> None:
-        """Send a comment, and the head before it, so that a silent connection is not taken for dead."""
+        """Send a comment, and the head before it, so that a silent connection is not taken for dead.
+
+        Nothing is sent when assembling, or after the end of the reply.
+        """
         self.append(b": keep-alive\n\n", False)
 
     def end_with(self, bytes event not None) -> None:
@@ -461,12 +506,14 @@ cdef class Relay:
         self.append(event, True)
 
     cdef void append(self, bytes block, bint last):
-        global scratch_used
-        scratch_used = 0
-        reserve(PyBytes_GET_SIZE(block))
-        put(<const unsigned char*>PyBytes_AS_STRING(block), PyBytes_GET_SIZE(block))
-        self.send_chunk(scratch + ROOM, scratch_used, last)
-        scratch_used = 0
+        if self.outlet is None or self.closed_out:
+            return
+        try:
+            reserve(PyBytes_GET_SIZE(block))
+            put(<const unsigned char*>PyBytes_AS_STRING(block), PyBytes_GET_SIZE(block))
+            self.send_chunk(scratch + ROOM, scratch_used, last)
+        finally:
+            empty_scratch()
 
     def abandon(self) -> None:
         """The attempt is over: its stream's rest is dropped, and nobody told."""

@@ -212,11 +212,18 @@ def _first_cut(root: Node) -> tuple[int, int] | None:
     return None
 
 
-def excise(data: bytes) -> bytes:
-    """The event without its token-ID fields: cut one, with one comma beside it, and look again."""
+def kept(data: bytes) -> list[int]:
+    """Where the bytes lie that stay: cut one token-ID field, with one comma beside it, and look again."""
+    places = list(range(len(data)))
     while (cut := _first_cut(_tree(data))) is not None:
+        del places[slice(*cut)]
         data = data[: cut[0]] + data[cut[1] :]
-    return data
+    return places
+
+
+def excise(data: bytes) -> bytes:
+    """The event without its token-ID fields."""
+    return bytes(data[place] for place in kept(data))
 
 
 def scan(data: bytes) -> Scan:
