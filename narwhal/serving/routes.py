@@ -159,10 +159,9 @@ def maintenance(router: Router, head: RequestHead, body: bytes) -> Answer:
         raise Ending("invalid_field", allowed, param="reason")
     if on:
         router.readiness.set(State.MAINTENANCE, "operator", reason)
-        log.warning("maintenance was set by hand: %s", reason)
     else:
         router.readiness.clear(State.MAINTENANCE, "operator")
-        log.warning("maintenance was cleared by hand")
+    log.info("maintenance was %s by hand%s", "set" if on else "cleared", f": {reason}" if on else "")
     return _json({"status": router.readiness.status.value})
 
 

@@ -160,6 +160,21 @@ def test_it_listens_on_ipv6() -> None:
     on_router(run, serving={"host": "::1"})
 
 
+def test_a_burst_of_connections_is_accepted_in_few_turns_of_a_busy_loop() -> None:
+    async def run(on: Routed) -> None:
+        where = ("127.0.0.1", on.server.port)
+        clients = [socket.create_connection(where) for _ in range(64)]  # nothing else runs meanwhile
+        turns = 0
+        while len(on.server._connections) < len(clients):
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns <= 12
+        for client in clients:
+            client.close()
+
+    on_router(run)
+
+
 def test_a_thousand_clients_may_connect_at_once() -> None:
     async def run(on: Routed) -> None:
         clients = await asyncio.gather(*(Wire.connect(on.url) for _ in range(1000)))
