@@ -104,7 +104,6 @@ def test_each_engine_that_does_not_fit_is_told_of_with_what_to_do(tmp_path: Path
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(CERTIFICATE)
             gone = await engine()
-            await gone.stop()
             sick = await engine()
             sick.faults.set(Fault(FaultName.UNHEALTHY, status=503))
             secret = await engine(tls=tls)
@@ -122,6 +121,7 @@ def test_each_engine_that_does_not_fit_is_told_of_with_what_to_do(tmp_path: Path
                 "short": (await engine(max_model_len=2048)).url,
                 "good": (await engine()).url,
             }
+            await gone.stop()  # only now, or another would get its port
             path = fleet_file(
                 tmp_path,
                 {name: (url, "both") for name, url in urls.items()},
