@@ -26,13 +26,15 @@ def _elements(fields: Fields, name: bytes) -> list[bytes]:
     return [part.strip(b" \t") for value in _all(fields, name) for part in value.split(b",")]
 
 
-def _framing(fields: Fields, minor_version: int) -> tuple[int, bool] | None:
+def _framing(fields: Fields, minor_version: int, *, request: bool) -> tuple[int, bool] | None:
     """(Content-Length or -1, chunked), or None if they are malformed."""
     lengths = _elements(fields, b"content-length")
     codings = [value.lower() for value in _all(fields, b"transfer-encoding")]
     if codings and (codings != [b"chunked"] or lengths or minor_version == 0):
         return None
     if any(not re.fullmatch(rb"[0-9]{1,19}", length) for length in lengths):
+        return None
+    if request and len(lengths) > 1:
         return None
     values = {int(length) for length in lengths}
     if len(values) > 1 or any(value >= 2**63 for value in values):
@@ -49,7 +51,7 @@ def read_response(data: bytes) -> tuple[int, dict[str, int]] | None:
     if not status_line or fields is None:
         return None
     minor_version = int(status_line[1])
-    framing = _framing(fields, minor_version)
+    framing = _framing(fields, minor_version, request=False)
     if framing is None:
         return None
     options = [option.lower() for option in _elements(fields, b"connection")]
@@ -78,4 +80,4 @@ def check_request(head: bytes) -> tuple[int, bool] | None:
     hosts = len(_all(fields, b"host"))
     if hosts > 1 or (hosts == 0 and minor_version == 1):
         return None
-    return _framing(fields, minor_version)
+    return _framing(fields, minor_version, request=True)
