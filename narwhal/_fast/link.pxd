@@ -25,6 +25,8 @@ cdef class EngineLink:
     cdef long long left         # bytes of a sized body still to come
     cdef Py_ssize_t limit       # bytes of a collected body
     cdef Py_ssize_t surplus     # bytes read after the answer was complete
+    cdef Relay tail             # has its whole answer; events that still come are counted
+    cdef long long tail_counted # of those, what the relay's owner has been told
     cdef bint streaming         # this reply goes to the relay
     cdef bint heard             # a byte of this reply came
     cdef bint paused            # reading has stopped
@@ -38,4 +40,5 @@ cdef class EngineLink:
     cdef void broken(self, str why)
     cdef void after_flush(self)
     cdef void give_up(self)
+    cdef void count_tail(self)
     cdef void tell_lost(self, str why, bint stale)

@@ -29,7 +29,10 @@ cdef Py_ssize_t SURPLUS_LIMIT = 65536
 
 cdef class EngineLink:
     def __init__(self, pool, Py_ssize_t limit):
-        """`pool` has `free(link)` and `gone(link)`; `limit` bounds a collected body, in bytes."""
+        """`limit` bounds a collected body, in bytes.
+
+        `pool` has `free(link)`, `gone(link)`, and `after_done(events)` for what comes after a whole answer.
+        """
         self.pool = pool
         self.limit = limit
         self.outlet = Outlet()
@@ -69,9 +72,8 @@ cdef class EngineLink:
         """Close now and tell nobody: the engine sees the client's leaving."""
         self.leg = None
         self.relay = None
-        self.phase = CLOSED
         self.buffer = None
-        self.outlet.abort()
+        self.give_up()
 
     def pause(self) -> None:
         """Stop reading: the client can't keep up. Nothing happens once the answer is complete."""
@@ -109,6 +111,7 @@ cdef class EngineLink:
         cdef Phase phase = self.phase
         self.outlet.detach()
         self.phase = CLOSED
+        self.count_tail()
         try:
             if phase == TO_CLOSE and exc is None:
                 self.complete(False)
@@ -225,6 +228,8 @@ cdef class EngineLink:
         if self.streaming:
             if self.relay is not None:
                 self.relay.consume(p, n, at)
+            elif self.tail is not None:
+                self.tail.consume(p, n, at)
             return True
         if self.leg is None:
             return True
@@ -250,6 +255,8 @@ cdef class EngineLink:
         if relay.stage == FAILED:
             self.give_up()
         else:
+            self.tail = relay
+            self.tail_counted = relay.dropped_after_done
             self.resume()
         relay.settle()
 
@@ -273,6 +280,7 @@ cdef class EngineLink:
             )
         if self.phase == CLOSED:
             return
+        self.count_tail()
         if reusable:
             self.resume()
             self.phase = IDLE
@@ -296,7 +304,14 @@ cdef class EngineLink:
 
     cdef void give_up(self):
         self.phase = CLOSED
+        self.count_tail()
         self.outlet.abort()
+
+    cdef void count_tail(self):
+        cdef Relay tail = self.tail
+        self.tail = None
+        if tail is not None and tail.dropped_after_done > self.tail_counted:
+            self.pool.after_done(tail.dropped_after_done - self.tail_counted)
 
     cdef void tell_lost(self, str why, bint stale):
         leg = self.leg

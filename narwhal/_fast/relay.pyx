@@ -191,8 +191,8 @@ cdef class Relay:
         """Take the next payload bytes. What is to be sent waits in the scratch buffer for flush."""
         cdef Py_ssize_t used, size
         cdef bytearray whole = self.pending     # a failure drops the relay's own reference
-        if self.stage == FAILED or self.settled:
-            return
+        if self.stage == FAILED or (self.settled and self.stage != DONE):
+            return  # after [DONE] events are still counted, though not passed on
         try:
             if whole is None:
                 used = self.blocks(p, n, at)
@@ -386,7 +386,7 @@ cdef class Relay:
         return self.keep_usage or not (facts.has_usage and facts.choices <= 0)
 
     cdef void fail(self, str name, str message):
-        if self.stage == FAILED:
+        if self.stage == FAILED or self.settled:
             return
         self.stage = FAILED
         self.failure = name

@@ -42,6 +42,7 @@ class Pool:
         self._idle: list[EngineLink] = []
         self._links: set[EngineLink] = set()
         self._opening: set[asyncio.Task[None]] = set()
+        self.events_after_done = 0  # came after a whole answer, and not yet taken into the accounts
 
     @property
     def open_connections(self) -> int:
@@ -86,6 +87,9 @@ class Pool:
         except OSError as error:
             failed(ConnectionFailed(error.strerror or str(error)))
         else:
+            if not link.idle:
+                failed(ConnectionFailed("the engine closed the connection at once"))
+                return
             self._links.add(link)
             if not ready(link):
                 self.free(link)
@@ -93,6 +97,10 @@ class Pool:
     def free(self, link: EngineLink) -> None:
         """A connection's answer is complete and it may serve another."""
         self._idle.append(link)
+
+    def after_done(self, events: int) -> None:
+        """A connection's reply went on after its answer was whole."""
+        self.events_after_done += events
 
     def gone(self, link: EngineLink) -> None:
         """A connection has closed."""

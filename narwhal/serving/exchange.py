@@ -491,6 +491,7 @@ class Exchange:
 
     def on_end(self) -> None:
         """The stream is over, one way or the other."""
+        self._leg = None  # its connection may serve another request before this one is awake
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -163,6 +163,9 @@ class Router:
 
     def _housekeep(self) -> None:
         now = time.monotonic()
-        for engine in self.engines:
+        late = self.accounts.engines.output_after_done
+        for index, engine in enumerate(self.engines):
             engine.pool.sweep(now)
+            late[index] += engine.pool.events_after_done
+            engine.pool.events_after_done = 0
         self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)

@@ -34,6 +34,7 @@ class Pool:
     def __init__(self) -> None:
         self.freed = 0
         self.gone_ = 0
+        self.events_after_done = 0
         self.on_free: Callable[[EngineLink], None] = lambda link: None
 
     def free(self, link: EngineLink) -> None:
@@ -43,6 +44,9 @@ class Pool:
 
     def gone(self, link: EngineLink) -> None:
         self.gone_ += 1
+
+    def after_done(self, events: int) -> None:
+        self.events_after_done += events
 
 
 class Leg:
@@ -335,6 +339,23 @@ def test_events_that_come_with_done_are_counted_though_each_is_a_chunk() -> None
     assert engine.relay.dropped_after_done == 1
     assert engine.streamed == SHOWN + DONE
     assert engine.pool.freed == 1
+
+
+def test_events_that_come_reads_after_done_are_counted_once_the_reply_has_ended() -> None:
+    for ends in (b"0\r\n\r\n", None):
+        engine = Engine()
+        engine.ask(streamed=True)
+        late = chunked(EVENT + EVENT, [20, 30])
+        engine.reply(STREAM + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(EVENT + DONE, [])[:-5])
+        for at in range(len(late) - 5):
+            engine.reply(late[at : at + 1])
+        assert engine.pool.events_after_done == 0
+        if ends is None:
+            engine.hang_up(None)
+        else:
+            engine.reply(ends)
+        assert engine.pool.events_after_done == 2
+        assert engine.streamed == SHOWN + DONE
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 10000000\r\n", b""])
