@@ -26,7 +26,7 @@ cdef class EngineLink:
     cdef Py_ssize_t limit       # bytes of a collected body
     cdef Py_ssize_t surplus     # bytes read after the answer was complete
     cdef Relay tail             # has its whole answer; events that still come are counted
-    cdef long long tail_counted # of those, what the relay's owner has been told
+    cdef long long tail_counted  # of those, what the relay's owner has been told
     cdef bint streaming         # this reply goes to the relay
     cdef bint heard             # a byte of this reply came
     cdef bint paused            # reading has stopped
