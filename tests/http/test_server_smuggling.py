@@ -70,6 +70,14 @@ def test_a_head_that_may_smuggle_is_refused_and_the_connection_closed(name: str)
     on_router(run)
 
 
+@pytest.mark.parametrize("name", ["bare LFs alone", "a bare LF before the empty line", "NUL first", "TLS"])
+def test_what_can_not_become_a_head_any_more_is_refused_without_waiting_for_its_end(name: str) -> None:
+    async def run(on: Routed) -> None:
+        assert (await refused(on, HEADS[name])).status == 400
+
+    on_router(run)
+
+
 CHUNKED = LINE + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 BODIES = {
     "no size": b"\r\n{}\r\n0\r\n\r\n",
