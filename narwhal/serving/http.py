@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import re
 import termios
 import time
 from array import array
@@ -36,6 +37,7 @@ READ_OVER_LIMIT = 262144  # a rest of a body that is read over to keep the conne
 LINGER_S = 30.0  # how long what a client still sends to a closing connection is read over
 LINGER_IDLE_S = 5.0  # how long a closing connection's client may neither send nor read
 SMALL_PIECE = 4096  # bytes; what of a body comes in smaller pieces is put together
+_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -302,9 +304,11 @@ class ClientConnection(asyncio.Protocol):
     def _read_head(self) -> bool:
         # Take one head out of the buffer and begin its request; returns whether there was one.
         buffer = self._buffer
-        while buffer.startswith(b"\r\n"):
+        if buffer.startswith(b"\r\n"):
             # RFC 9112, section 2.2: empty lines before a request are passed over.
-            self._buffer = buffer = buffer[2:]
+            blank = _EMPTY_LINES.match(buffer)
+            assert blank is not None
+            self._buffer = buffer = buffer[blank.end() :]
         if not buffer or buffer == b"\r":
             return False
         if not 0x21 <= buffer[0] <= 0x7E:

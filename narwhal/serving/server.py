@@ -135,7 +135,6 @@ class Server:
         """A connection came; False if it is one too many."""
         self._connections.add(connection)
         self._deserted.clear()
-        connection.stopping = self._stopping is not None
         return len(self._connections) <= self.serving.client_connection_limit
 
     def closed(self, connection: ClientConnection) -> None:

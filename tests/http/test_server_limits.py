@@ -238,6 +238,34 @@ def test_a_slow_reader_gets_the_whole_of_a_last_reply() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_client_that_sends_on_and_on_before_it_reads_is_waited_for() -> None:
+    async def run(on: Routed) -> None:
+        async with await Wire.connect(on.url) as client:
+            await client.send(request("POST", CHAT, b"x" * (8 << 20))[: -(8 << 20)])
+            for _ in range(8):
+                await asyncio.sleep(0.1)
+                await client.send(b"x" * (1 << 20))
+            assert (await client.reply()).status == 413
+            assert await client.rest() == b""
+
+    on_router(run)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stream_whose_client_neither_reads_nor_sends_is_let_go() -> None:
+    async def run(on: Routed) -> None:
+        huge = {"fault": {"name": "huge_event", "size": 12 << 20, "leg": "decode"}}
+        async with await Wire.connect(on.url, room=4096) as client:
+            await client.send(request("POST", CHAT, body_for(CHAT, stream=True, sim=huge)))
+            await eventually(lambda: any(one._writing_paused for one in on.server._connections))
+            client.half_close()
+            await eventually(lambda: not on.server._connections)
+            assert on.endings == {"disconnected": 1}
+
+    on_router(run, serving={"max_response_bytes": 64 << 20})
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("options", ["Connection: close", "Connection: keep-alive"])
 def test_a_client_that_never_reads_its_reply_is_let_go(options: str) -> None:
     async def run(on: Routed) -> None:

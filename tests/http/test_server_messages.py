@@ -84,8 +84,12 @@ def test_a_pipeline_of_any_length_is_read_only_as_fast_as_it_is_answered() -> No
             [connection] = await accepted(on)
             transport = connection._transport
             await eventually(lambda: connection._writing_paused and connection._reading_paused)
+            waiting = len(connection._buffer)
+            async with await Wire.connect(on.url) as other:
+                for _ in range(50):
+                    assert (await other.ask(HEALTH)).status == 200
             assert transport.get_write_buffer_size() < 1 << 20
-            assert len(connection._buffer) < 1 << 20
+            assert len(connection._buffer) == waiting < 1 << 20
             for _ in range(pages):
                 assert (await client.reply()).status == 200
             await sending
@@ -98,6 +102,16 @@ async def accepted(on: Routed) -> list[Any]:
     return list(on.server._connections)
 
 
+def test_empty_lines_before_a_request_are_passed_over_however_many() -> None:
+    async def run(on: Routed) -> None:
+        async with await Wire.connect(on.url) as client:
+            for lines in (b"\r\n", b"\r\n" * 3, b"\r\n" * 100_000):
+                assert (await client.ask(lines + HEALTH)).status == 200
+                assert (await client.ask(lines[:-1], lines[-1:], HEALTH)).status == 200
+
+    on_router(run)
+
+
 def test_five_thousand_pipelined_requests_need_no_stack() -> None:
     async def run(on: Routed) -> None:
         count = 5000
@@ -105,6 +119,16 @@ def test_five_thousand_pipelined_requests_need_no_stack() -> None:
             sending = asyncio.ensure_future(client.send(request("GET", "/nope") * count))
             assert {(await client.reply()).status for _ in range(count)} == {404}
             await sending
+
+    on_router(run)
+
+
+def test_a_long_pipeline_leaves_other_clients_their_turn() -> None:
+    async def run(on: Routed) -> None:
+        async with await Wire.connect(on.url) as client:
+            await client.send(request("GET", "/nope") * 1500)
+            first = await asyncio.get_running_loop().sock_recv(client.sock, 1 << 20)
+            assert 1 <= first.count(b"HTTP/1.1 404") < 200  # the rest has not been served yet
 
     on_router(run)
 
@@ -134,7 +158,11 @@ def test_a_body_is_asked_for_only_when_it_is_wanted() -> None:
                 assert await client.rest() == b""
         async with await Wire.connect(on.url) as client:
             old = head.replace(b"HTTP/1.1", b"HTTP/1.0")
-            assert (await client.ask(old, body)).status == 200
+            await client.send(old)
+            async with await Wire.connect(on.url) as other:
+                assert (await other.ask(HEALTH)).status == 200
+            assert client.silent()
+            assert (await client.ask(body)).status == 200
             assert await client.rest() == b""
 
     on_router(run)
@@ -157,7 +185,9 @@ def test_an_old_client_gets_no_chunks_and_a_closed_connection(stream: bool) -> N
     on_router(run)
 
 
-@pytest.mark.parametrize("options", ["close", "Close", "keep-alive, close", "x,close"])
+@pytest.mark.parametrize(
+    "options", ["close", "Close", "keep-alive, close", "x,close", "close\r\nConnection: x"]
+)
 def test_a_client_that_asks_for_it_finds_its_connection_closed(options: str) -> None:
     async def run(on: Routed) -> None:
         async with await Wire.connect(on.url) as client:

@@ -56,16 +56,23 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_a_head_that_may_smuggle_is_refused_and_the_connection_closed(name: str) -> None:
+def test_a_head_that_may_smuggle_is_refused_and_the_connection_closed() -> None:
     async def run(on: Routed) -> None:
-        head = HEADS[name]
-        for pieces in ((head + BEHIND,), (head, BEHIND), (head[:9], head[9:] + BEHIND)):
-            reply = await refused(on, *pieces)
-            assert (reply.status, reply.code) == (400, "malformed_http")
-            assert reply.error["type"] == "invalid_request_error"
-            assert reply.header("x-should-retry") == "false"
-        assert not on.endings  # nothing reached a completion route
+        for name, head in HEADS.items():
+            for pieces in ((head + BEHIND,), (head, BEHIND), (head[:9], head[9:] + BEHIND)):
+                reply = await refused(on, *pieces)
+                assert (name, reply.status, reply.code) == (name, 400, "malformed_http")
+                assert reply.error["type"] == "invalid_request_error"
+                assert reply.header("x-should-retry") == "false"
+            assert (name, on.endings) == (name, {})  # nothing reached a completion route
+
+    on_router(run)
+
+
+@pytest.mark.parametrize("name", ["bare LFs alone", "a bare LF before the empty line", "NUL first", "TLS"])
+def test_what_can_not_become_a_head_any_more_is_refused_without_waiting_for_its_end(name: str) -> None:
+    async def run(on: Routed) -> None:
+        assert (await refused(on, HEADS[name])).status == 400
 
     on_router(run)
 
@@ -90,20 +97,16 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_a_malformed_chunked_body_ends_its_request_and_the_connection(name: str) -> None:
+def test_a_malformed_chunked_body_ends_its_request_and_the_connection() -> None:
     async def run(on: Routed) -> None:
-        body = BODIES[name]
-        for pieces in (
-            (CHUNKED + body + BEHIND,),
-            (CHUNKED, body, BEHIND),
-            (CHUNKED + body[:2], body[2:] + BEHIND),
-        ):
-            reply = await refused(on, *pieces)
-            assert (reply.status, reply.code) == (400, "malformed_http")
-            assert "chunked" in reply.error["message"]
-            assert reply.header("x-request-id")
-        assert on.endings == {"malformed_http": 3}
+        for count, (name, body) in enumerate(BODIES.items(), 1):
+            split = (CHUNKED + body[:2], body[2:] + BEHIND)
+            for pieces in ((CHUNKED + body + BEHIND,), (CHUNKED, body, BEHIND), split):
+                reply = await refused(on, *pieces)
+                assert (name, reply.status, reply.code) == (name, 400, "malformed_http")
+                assert "chunked" in reply.error["message"]
+                assert reply.header("x-request-id")
+            assert (name, on.endings) == (name, {"malformed_http": 3 * count})
 
     on_router(run)
 

@@ -146,8 +146,8 @@ class Wire:
         data, self._buffer = bytes(self._buffer), bytearray()
         return data
 
-    async def silent(self) -> bool:
-        """Whether nothing has come by the time that another connection has been answered."""
+    def silent(self) -> bool:
+        """Whether nothing has come yet."""
         assert not self._buffer
         try:
             self._buffer += self.sock.recv(65536)
