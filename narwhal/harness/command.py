@@ -20,8 +20,10 @@ import uvloop
 from rich.console import Console
 
 from narwhal.arguments import seconds
+from narwhal.config import EngineUrl
 from narwhal.harness import page, results, tables
 from narwhal.harness.arrivals import Pattern
+from narwhal.harness.compare import compare
 from narwhal.harness.endpoint import CHAT, COMPLETIONS, Access, Endpoint, EndpointError, read_url
 from narwhal.harness.generator import Asking
 from narwhal.harness.lengths import FORMS, read_lengths
@@ -33,6 +35,7 @@ from narwhal.harness.run import Run, Runner
 from narwhal.harness.sample import Targets
 from narwhal.harness.trace import TraceError, load_trace
 
+COMPARE = "compare"
 _LONGEST_S = 86400.0
 _CONNECT_S = 10.0
 _Value = TypeVar("_Value")
@@ -44,64 +47,155 @@ class UsageError(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("url", type=_argument(read_url), metavar="URL", help="base URL of any OpenAI-compatible API")
+    parser.add_argument(
+        "url",
+        type=_argument(_url_or_compare),
+        metavar="URL | compare",
+        help="base URL of any OpenAI-compatible API; or `compare`, with two results",
+    )
+    parser.add_argument("results", type=Path, nargs="*", metavar="A B", help="compare: folders of --out")
     load = parser.add_argument_group("load", "one of these; default: --concurrency 8")
     which = load.add_mutually_exclusive_group()
-    which.add_argument("--concurrency", type=_list(_count), metavar="N[,N...]", help="closed loop: so many clients")
-    which.add_argument("--rate", "--rates", dest="rates", type=_list(_positive), metavar="R[,R...]",
-                       help="open loop: requests per second; several are a sweep")  # fmt: skip
-    which.add_argument("--trace", type=Path, metavar="FILE",
-                       help="open loop: JSON Lines with timestamp, input_length, output_length, hash_ids")  # fmt: skip
-    load.add_argument("--speedup", type=_positive, default=1.0, metavar="X", help="play the trace X times as fast")
-    load.add_argument("--arrivals", choices=tuple(Pattern), default=Pattern.POISSON.value,
-                      help="how the open loop's requests are spaced (default: %(default)s)")  # fmt: skip
+    which.add_argument(
+        "--concurrency", type=_list(_count), metavar="N[,N...]", help="closed loop: so many clients"
+    )
+    which.add_argument(
+        "--rate",
+        "--rates",
+        dest="rates",
+        type=_list(_positive),
+        metavar="R[,R...]",
+        help="open loop: requests per second; several are a sweep",
+    )
+    which.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="open loop: JSON Lines with timestamp, input_length, output_length, hash_ids",
+    )
+    load.add_argument(
+        "--speedup", type=_positive, default=1.0, metavar="X", help="play the trace X times as fast"
+    )
+    load.add_argument(
+        "--arrivals",
+        choices=tuple(Pattern),
+        default=Pattern.POISSON.value,
+        help="how the open loop's requests are spaced (default: %(default)s)",
+    )
     how_long = load.add_mutually_exclusive_group()
-    how_long.add_argument("--duration", type=seconds(_LONGEST_S), metavar="S", help="length of a round (default: 20)")
+    how_long.add_argument(
+        "--duration", type=seconds(_LONGEST_S), metavar="S", help="length of a round (default: 20)"
+    )
     how_long.add_argument("--requests", type=_count, metavar="N", help="requests of a round, instead")
-    load.add_argument("--rounds", type=_count, metavar="N",
-                      help="rounds of each load; confidence intervals need two or more (default: 3, of a trace 1)")  # fmt: skip
-    load.add_argument("--warmup", type=_not_negative, default=2.0, metavar="S",
-                      help="before each round, under the same load (default: 2)")  # fmt: skip
-    load.add_argument("--ramp", type=_not_negative, default=0.0, metavar="S",
-                      help="let the load grow over S seconds of warm-up")  # fmt: skip
-    load.add_argument("--seed", type=int, default=0, help="the same seed makes the same requests (default: 0)")
-    load.add_argument("--connections", type=_count, metavar="N",
-                      help="at most so many at once; requests wait for one (default: no limit)")  # fmt: skip
+    load.add_argument(
+        "--rounds",
+        type=_count,
+        metavar="N",
+        help="rounds of each load; confidence intervals need two or more (default: 3, of a trace 1)",
+    )
+    load.add_argument(
+        "--warmup",
+        type=_not_negative,
+        default=2.0,
+        metavar="S",
+        help="before each round, under the same load (default: 2)",
+    )
+    load.add_argument(
+        "--ramp",
+        type=_not_negative,
+        default=0.0,
+        metavar="S",
+        help="let the load grow over S seconds of warm-up",
+    )
+    load.add_argument(
+        "--seed", type=int, default=0, help="the same seed makes the same requests (default: 0)"
+    )
+    load.add_argument(
+        "--connections",
+        type=_count,
+        metavar="N",
+        help="at most so many at once; requests wait for one (default: no limit)",
+    )
 
     asked = parser.add_argument_group("requests")
     asked.add_argument("--model", help="default: the first that the endpoint lists")
     asked.add_argument("--api", choices=("chat", "completions"), default="chat", help="default: %(default)s")
     asked.add_argument("--no-stream", action="store_true", help="ask for whole replies")
-    asked.add_argument("--input", type=_argument(read_lengths), default="512", metavar="TOKENS",
-                       help=f"a prompt's length: {FORMS} (default: 512)")  # fmt: skip
-    asked.add_argument("--output", type=_argument(read_lengths), default="128", metavar="TOKENS",
-                       help="max_tokens, likewise (default: 128)")  # fmt: skip
-    asked.add_argument("--token-ids", type=_count, metavar="VOCABULARY",
-                       help="completions: prompts are random token IDs below VOCABULARY instead of text")  # fmt: skip
-    asked.add_argument("--prompts", type=Path, metavar="FILE",
-                       help="a prompt a line: text, or an object with prompt or messages, and max_tokens")  # fmt: skip
-    asked.add_argument("--body", type=_argument(_members), default={}, metavar="JSON",
-                       help='further members of each body: \'{"ignore_eos": true, "return_token_ids": true}\'')  # fmt: skip
+    asked.add_argument(
+        "--input",
+        type=_argument(read_lengths),
+        default="512",
+        metavar="TOKENS",
+        help=f"a prompt's length: {FORMS} (default: 512)",
+    )
+    asked.add_argument(
+        "--output",
+        type=_argument(read_lengths),
+        default="128",
+        metavar="TOKENS",
+        help="max_tokens, likewise (default: 128)",
+    )
+    asked.add_argument(
+        "--token-ids",
+        type=_count,
+        metavar="VOCABULARY",
+        help="completions: prompts are random token IDs below VOCABULARY instead of text",
+    )
+    asked.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="a prompt a line: text, or an object with prompt or messages, and max_tokens",
+    )
+    asked.add_argument(
+        "--body",
+        type=_argument(_members),
+        default={},
+        metavar="JSON",
+        help='further members of each body: \'{"ignore_eos": true, "return_token_ids": true}\'',
+    )
     asked.add_argument("--header", type=_argument(_header), action="append", default=[], metavar="NAME:VALUE")
     asked.add_argument("--api-key-env", metavar="NAME", help="environment variable with the bearer token")
     asked.add_argument("--ca-file", type=Path, metavar="FILE", help="for https: trust these CAs (PEM)")
-    asked.add_argument("--timeout", type=seconds(_LONGEST_S), default=600.0, metavar="S",
-                       help="of a request, from when it was due (default: 600)")  # fmt: skip
-    asked.add_argument("--honour-retry-after", action="store_true",
-                       help="send a refused request again after the time its Retry-After says")  # fmt: skip
-    asked.add_argument("--retries", type=_count, default=10, metavar="N", help="at most so often (default: 10)")
+    asked.add_argument(
+        "--timeout",
+        type=seconds(_LONGEST_S),
+        default=600.0,
+        metavar="S",
+        help="of a request, from when it was due (default: 600)",
+    )
+    asked.add_argument(
+        "--honour-retry-after",
+        action="store_true",
+        help="send a refused request again after the time its Retry-After says",
+    )
+    asked.add_argument(
+        "--retries", type=_count, default=10, metavar="N", help="at most so often (default: 10)"
+    )
 
     targets = parser.add_argument_group("targets")
-    targets.add_argument("--slo-ttft", type=seconds(_LONGEST_S), metavar="S", help="a good request's longest TTFT")
+    targets.add_argument(
+        "--slo-ttft", type=seconds(_LONGEST_S), metavar="S", help="a good request's longest TTFT"
+    )
     targets.add_argument("--slo-tpot", type=seconds(_LONGEST_S), metavar="S", help="and TPOT")
-    targets.add_argument("--send-slo", action="store_true",
-                         help="tell the endpoint: headers x-slo-ttft-ms and x-slo-tpot-ms")  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="DIR",
-                        help=f"write {results.ROWS}, {results.SUMMARY} and {results.REPORT} there")  # fmt: skip
+    targets.add_argument(
+        "--send-slo", action="store_true", help="tell the endpoint: headers x-slo-ttft-ms and x-slo-tpot-ms"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"write {results.ROWS}, {results.SUMMARY} and {results.REPORT} there",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it; the exit status: 0 measured, 1 could not, 2 wrong arguments, 130 ended by Ctrl-C."""
+    if args.url == COMPARE or args.results:
+        if args.url != COMPARE or len(args.results) != 2:
+            print("narwhal bench: give one URL, or: narwhal bench compare A B", file=sys.stderr)
+            return 2
+        return compare(args.results[0], args.results[1], Console(highlight=False))
     out, shown = Console(highlight=False), Console(stderr=True, highlight=False)
     try:
         access, load, asking = _read(args)
@@ -117,7 +211,9 @@ def run(args: argparse.Namespace) -> int:
             out.print(part, "")
         if args.out is not None:
             results.write(args.out, measured, summary, page.of_run(measured, summary))
-            out.print(f"Written to {args.out}: {results.ROWS}, {results.SUMMARY}, {results.REPORT}", markup=False)
+            out.print(
+                f"Written to {args.out}: {results.ROWS}, {results.SUMMARY}, {results.REPORT}", markup=False
+            )
     except (EndpointError, ResultsError) as error:
         print(f"narwhal bench: {error}", file=sys.stderr)
         return 1
@@ -215,6 +311,10 @@ def _load(args: argparse.Namespace, chat: bool) -> Load:
 
 
 # Readers of single arguments.
+
+
+def _url_or_compare(text: str) -> EngineUrl | str:
+    return COMPARE if text == COMPARE else read_url(text)
 
 
 def _argument(read: Callable[[str], _Value]) -> Callable[[str], _Value]:

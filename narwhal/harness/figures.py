@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from narwhal.harness.sample import Outcome
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
-LATENCY_COLUMNS = ("samples", *PERCENTILES, "p50 ±", "p99 ±")
+LATENCY_COLUMNS = ("count", *PERCENTILES, "p50 ±", "p99 ±")
 REQUEST_COLUMNS = ("sent", "served", "good", "refused", "failed")
 LATENCY_NAMES = {
     "ttft_s": "TTFT",
     "tpot_s": "TPOT",
-    "gap_s": "token gap",
-    "e2e_s": "end to end",
-    "queued_s": "client queue",
+    "gap_s": "gap",
+    "e2e_s": "E2E",
+    "queued_s": "queued",
 }
 RATE_NAMES = {
     "offered_per_s": "offered",
@@ -30,6 +30,11 @@ class Row(NamedTuple):
 
     name: str
     cells: tuple[str, ...]
+
+
+def milliseconds(seconds: float) -> str:
+    """For a column of milliseconds."""
+    return number(seconds * 1000)
 
 
 def duration(seconds: float | None) -> str:
@@ -64,11 +69,11 @@ def half_width(figures: dict[str, Any], of: str) -> str:
 
 
 def latency_rows(point: dict[str, Any]) -> Iterator[Row]:
-    """A point's latencies: how many samples, percentiles, and half widths for p50 and p99."""
+    """A point's latencies: how many samples, percentiles in milliseconds, half widths for p50 and p99."""
     for name, title in LATENCY_NAMES.items():
         figures = point["latency"][name]
         if figures is not None:
-            cells = (duration(figures[of]) for of in PERCENTILES)
+            cells = (milliseconds(figures[of]) for of in PERCENTILES)
             half_widths = (half_width(figures, of) for of in ("p50", "p99"))
             yield Row(title, (f"{figures['count']:,}", *cells, *half_widths))
 
@@ -118,7 +123,9 @@ def knee_in_words(summary: dict[str, Any]) -> str | None:
     if knee["rate"] is None:
         return f"Knee: below the lowest rate, at which it is not true that {knee['criterion']}."
     beyond = " The highest rate measured is within it: the knee lies further up." if knee["beyond"] else ""
-    return f"Knee: {knee['rate']:g} requests per second, the highest rate at which {knee['criterion']}.{beyond}"
+    return (
+        f"Knee: {knee['rate']:g} requests per second, the highest rate at which {knee['criterion']}.{beyond}"
+    )
 
 
 def remarks(point: dict[str, Any]) -> Iterator[str]:
@@ -130,7 +137,9 @@ def remarks(point: dict[str, Any]) -> Iterator[str]:
         into = ", ".join(f"{count:,} by {_FROM[source]}" for source, count in tokens["input_from"].items())
         line = f"Tokens: {tokens['input']:,} in ({into}), {tokens['output']:,} out ({of})"
         if tokens["output_events"] and tokens["output"] > 1.05 * tokens["output_events"]:
-            line += f"; {tokens['output'] / tokens['output_events']:.2f} in an event, so gaps are between events"
+            line += (
+                f"; {tokens['output'] / tokens['output_events']:.2f} in an event, so gaps are between events"
+            )
         yield line + "."
     for reason, count in point["refusals"].items():
         detail = point["refusal_details"].get(reason)
@@ -143,15 +152,20 @@ def remarks(point: dict[str, Any]) -> Iterator[str]:
     for oddity, count in point["oddities"].items():
         yield f"Odd, but served: {count:,} {ODDITIES[oddity]}."
     own = point["generator"]
-    if own["late_s"] is not None:
+    if own is not None and own["late_s"] is not None:
         late, lag = own["late_s"]["p99"], (own["loop_lag_s"] or {"p99": 0.0})["p99"]
         yield (
-            f"The generator: {own['cpu_share']:.0%} of a core; requests handed over {duration(late)} late and "
-            f"reads {duration(lag)} late at the 99th percentile."
+            f"The generator: {own['cpu_share']:.0%} of a core; at the 99th percentile it came "
+            f"{duration(late)} late to a request and {duration(lag)} late to its sockets."
         )
 
 
-_FROM = {"token_ids": "their IDs", "usage": "usage", "events": "counting events", "plan": "what was asked for"}
+_FROM = {
+    "token_ids": "their IDs",
+    "usage": "usage",
+    "events": "counting events",
+    "plan": "what was asked for",
+}
 ODDITIES = {
     "no_done": "streams ended without [DONE]",
     "no_usage": "answers came without usage",

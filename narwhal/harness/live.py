@@ -10,9 +10,8 @@ import asyncio
 import time
 from collections import deque
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
 from rich.text import Text
 
 from narwhal.harness.figures import duration
@@ -20,6 +19,9 @@ from narwhal.harness.load import Load
 from narwhal.harness.measures import percentile
 from narwhal.harness.run import Runner
 from narwhal.harness.sample import Outcome, Sample
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _EVERY_S = 0.5
 _LAST = 500  # TTFTs that the line's percentiles are of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from narwhal.harness.sample import Outcome, Sample
 # itself what limited the load.
 LATE_S = 0.005
 CPU_SHARE = 0.9
+_HEAD_START_S = 0.01  # to get ready before the first request is due
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Run:
             "model": self.asking.model,
             "path": self.asking.path,
             "stream": self.asking.stream,
-            "started_at": self.started_at.isoformat(timespec="seconds"),
+            "started_at": self.started_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
             "load": self.load.as_summary(),
             "targets": {"ttft_s": self.asking.targets.ttft_s, "tpot_s": self.asking.targets.tpot_s},
             "interrupted": self.interrupted,
@@ -82,26 +84,39 @@ class Run:
 
 def warnings(summary: dict[str, Any]) -> Iterator[str]:
     """What a reader of the figures must know first."""
+    points = summary["points"]
     if summary["interrupted"]:
         yield "The run was ended early; the figures are those of what was measured until then."
-    for point in summary["points"]:
-        of = f"At {point['label']}: " if len(summary["points"]) > 1 else ""
-        own = point["generator"]
-        lag = max((own[name] or {}).get("p99", 0.0) for name in ("late_s", "loop_lag_s"))
-        if lag > LATE_S or own["cpu_share"] > CPU_SHARE:
-            yield (
-                f"{of}the load generator was itself a bottleneck: late by {lag * 1000:.1f} ms (p99), "
-                f"{own['cpu_share']:.0%} of a core. The latencies include that; lower the load, or use a "
-                "faster or less busy machine."
-            )
-        tokens = point["tokens"]
-        if tokens["output_from"].get("events"):
-            yield (
-                f"{of}{tokens['output_from']['events']} answers gave neither token IDs nor usage, so their "
-                "output tokens are the number of events."
-            )
-        if point["requests"][Outcome.FAILED]:
-            yield f"{of}{point['requests'][Outcome.FAILED]} of {point['requests']['sent']} requests failed."
+    strained = [point for point in points if _strained(point["generator"])]
+    if strained:
+        late = max(_latest(point["generator"]) for point in strained)
+        cpu = max(point["generator"]["cpu_share"] for point in strained)
+        yield (
+            f"The load generator was itself a bottleneck{_at(strained, points)}: up to {late * 1000:.1f} ms "
+            f"late (99th percentile), {cpu:.0%} of a core. The latencies include that; lower the load, or use "
+            "a faster or less busy machine."
+        )
+    for count, what in (
+        (lambda point: point["tokens"]["output_from"].get("events", 0),
+         "answers gave neither token IDs nor usage, so their output tokens are the number of events"),
+        (lambda point: point["requests"][Outcome.FAILED], "requests failed"),
+    ):  # fmt: skip
+        counted = [point for point in points if count(point)]
+        if counted:
+            yield f"{sum(map(count, counted)):,} {what}{_at(counted, points)}."
+
+
+def _latest(own: dict[str, Any]) -> float:
+    return max(float((own[name] or {"p99": 0.0})["p99"]) for name in ("late_s", "loop_lag_s"))
+
+
+def _strained(own: dict[str, Any]) -> bool:
+    return _latest(own) > LATE_S or own["cpu_share"] > CPU_SHARE
+
+
+def _at(some: list[dict[str, Any]], points: list[dict[str, Any]]) -> str:
+    """Which of a sweep's points are meant."""
+    return f" at {', '.join(point['label'] for point in some)}" if len(points) > 1 else ""
 
 
 class Runner:
@@ -140,10 +155,24 @@ class Runner:
 
     async def _one(self, index: int, point: Point, number: int) -> None:
         load = self.run.load
-        begin = time.monotonic()
+        begin = time.monotonic() + _HEAD_START_S
         start_s = begin - self.run.epoch + load.lead_s
         self._round = one = Round(start_s, float("inf"))
         self.run.points[-1].rounds.append(one)
+        # A collection takes as long as there are samples, and would make reads late. Between rounds it may.
+        gc.collect()
+        gc.disable()
+        try:
+            await self._carry_out(one, index, point, number, begin)
+        finally:
+            gc.enable()
+        # A window without an end of its own, or whose requests were all due at once, ends with the last.
+        last = max((sample.ended_s or 0.0 for sample in one.samples), default=start_s)
+        if one.end_s == float("inf") or one.end_s <= one.start_s:
+            one.end_s = max(last, one.start_s)
+
+    async def _carry_out(self, one: Round, index: int, point: Point, number: int, begin: float) -> None:
+        load, start_s = self.run.load, one.start_s
         if load.duration_s is not None:
             one.end_s = start_s + load.duration_s
         place = (index, number)
@@ -164,10 +193,6 @@ class Runner:
                 until_s=None if load.duration_s is None else load.lead_s + load.duration_s,
                 count=load.requests,
             )
-        # A window without an end of its own, or whose requests all were due at once, ends with the last answer.
-        last = max((sample.ended_s or 0.0 for sample in one.samples), default=start_s)
-        if one.end_s == float("inf") or one.end_s <= one.start_s:
-            one.end_s = max(last, one.start_s)
 
 
 def _noting(drafts: Iterator[Draft], due: list[float]) -> Iterator[Draft]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,9 @@ from narwhal.harness.figures import (
     targets_in_words,
 )
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 
 def closing(summary: dict[str, Any]) -> Iterator[RenderableType]:
     """What a run came to."""
@@ -30,7 +32,7 @@ def closing(summary: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text("Nothing was measured.")
         return
     for point in points:
-        table = _table(point["label"], *LATENCY_COLUMNS)
+        table = _table(f"{point['label']}, ms", *LATENCY_COLUMNS)
         for row in latency_rows(point):
             table.add_row(row.name, *row.cells)
         yield table
@@ -43,7 +45,9 @@ def closing(summary: dict[str, Any]) -> Iterator[RenderableType]:
         for point in points:
             table.add_row(point["label"], *cells(point))
         yield table
-    yield Text(f"Good: {targets}." if targets else "No targets were given (--slo-ttft, --slo-tpot): no goodput.")
+    yield Text(
+        f"Good: {targets}." if targets else "No targets were given (--slo-ttft, --slo-tpot): no goodput."
+    )
     knee = knee_in_words(summary)
     if knee is not None:
         yield Text(knee, style="bold")
