@@ -92,18 +92,20 @@ def warnings(summary: dict[str, Any]) -> Iterator[str]:
         late = max(_latest(point["generator"]) for point in strained)
         cpu = max(point["generator"]["cpu_share"] for point in strained)
         yield (
-            f"The load generator was itself a bottleneck{_at(strained, points)}: up to {late * 1000:.1f} ms "
-            f"late (99th percentile), {cpu:.0%} of a core. The latencies include that; lower the load, or use "
-            "a faster or less busy machine."
+            f"The load generator could not keep time{_at(strained, points)}: up to {late * 1000:.1f} ms late "
+            f"(99th percentile), {cpu:.0%} of a core. The latencies include that. Lower the load, or use a "
+            "faster or less busy machine."
         )
-    for count, what in (
-        (lambda point: point["tokens"]["output_from"].get("events", 0),
-         "answers gave neither token IDs nor usage, so their output tokens are the number of events"),
-        (lambda point: point["requests"][Outcome.FAILED], "requests failed"),
-    ):  # fmt: skip
-        counted = [point for point in points if count(point)]
+    for what, counts in (
+        (
+            "answers gave neither token IDs nor usage, so their output tokens are the number of events",
+            [point["tokens"]["output_from"].get("events", 0) for point in points],
+        ),
+        ("requests failed", [point["requests"][Outcome.FAILED] for point in points]),
+    ):
+        counted = [point for point, count in zip(points, counts, strict=True) if count]
         if counted:
-            yield f"{sum(map(count, counted)):,} {what}{_at(counted, points)}."
+            yield f"{sum(counts):,} {what}{_at(counted, points)}."
 
 
 def _latest(own: dict[str, Any]) -> float:

@@ -32,7 +32,7 @@ def closing(summary: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text("Nothing was measured.")
         return
     for point in points:
-        table = _table(f"{point['label']}, ms", *LATENCY_COLUMNS)
+        table = _table("ms", *LATENCY_COLUMNS, title=point["label"])
         for row in latency_rows(point):
             table.add_row(row.name, *row.cells)
         yield table
@@ -59,8 +59,8 @@ def closing(summary: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"Warning: {warning}", style="yellow")
 
 
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False)
+def _table(first: str, *columns: str, title: str | None = None) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, title=title, title_justify="left", title_style="bold")
     table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right")
