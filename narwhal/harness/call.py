@@ -146,7 +146,7 @@ class Call:
         sample.output_tokens, sample.output_from = _output_tokens(recorder)
         if recorder.failure == "engine_error":
             raw = recorder.error_object or b""
-            self._fail(f"error_event: {_reason(_object(raw), 200)}", _message(_object(raw), raw))
+            self._fail(f"error_event: {_reason(_object(raw))}", _message(_object(raw), raw))
         elif recorder.cut_short is not None and not recorder.finished:
             self._fail("cut_short", recorder.cut_short)
         elif recorder.failure is not None and recorder.cut_short is None:
@@ -183,7 +183,7 @@ class Call:
     def _turned_down(self, status: int, body: bytes, retry_after_s: int) -> None:
         envelope = _object(body)
         error = envelope.get("error", envelope)
-        reason = f"{status} {_reason(error, status)}".strip()
+        reason = f"{status} {_reason(error)}".strip()
         detail = _message(error, body)
         if status not in REFUSALS:
             self._fail(f"status {reason}", detail)
@@ -232,14 +232,12 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _reason(error: Any, status: int) -> str:
-    """What an envelope gives as its code, or failing that as its type."""
+def _reason(error: Any) -> str:
+    """An envelope's code, or its type where the code only repeats a status."""
     if not isinstance(error, dict):
         return ""
-    code = error.get("code")
-    if code is None or code == status or str(code) == str(status):
-        code = error.get("type")
-    return "" if code is None else str(code)[:80]
+    code, kind = error.get("code"), error.get("type")
+    return str(code if isinstance(code, str) and not code.isdecimal() else kind or code or "")[:80]
 
 
 def _message(error: Any, raw: bytes) -> str:

@@ -67,7 +67,7 @@ def test_the_confidence_interval_of_three_rounds_is_students() -> None:
 
 
 @given(st.lists(st.floats(1, 100), min_size=2, max_size=10))
-def test_the_interval_is_around_the_mean_and_is_a_point_where_all_rounds_agree(values: list[float]) -> None:
+def test_the_interval_is_around_the_mean_and_a_point_where_rounds_agree(values: list[float]) -> None:
     low, high = interval(values) or (0, 0)
     assert low - 1e-9 <= statistics.fmean(values) <= high + 1e-9
     low, high = interval([values[0]] * 3) or (0, 0)
@@ -129,9 +129,7 @@ def test_what_was_not_served_is_not_good_and_a_single_token_has_no_tpot_to_miss(
 
 
 @pytest.mark.parametrize(("ended", "good"), [(0.69, True), (0.71, False)])
-def test_a_whole_reply_is_good_if_it_is_there_when_both_targets_allow(
-    ended: float, good: bool
-) -> None:
+def test_a_whole_reply_is_good_if_it_is_there_when_both_targets_allow(ended: float, good: bool) -> None:
     sample = Sample(0, ended_s=ended, outcome=Outcome.SERVED, output_tokens=11)
     assert sample.meets(Targets(0.2, 0.05)) is good
 
