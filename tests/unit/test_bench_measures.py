@@ -86,7 +86,8 @@ def served(due: float, *, ttft: float = 0.2, gap: float = 0.05, tokens: int = 11
     first, last = due + ttft, due + ttft + gap * (tokens - 1)
     return Sample(
         0, due_s=due, handed_s=due, sent_s=due + 0.001, first_s=first, last_s=last, ended_s=last + 0.01,
-        status=200, outcome=Outcome.SERVED, output_tokens=tokens, gaps=array("d", [gap] * (tokens - 1)), **more,
+        status=200, outcome=Outcome.SERVED, output_tokens=tokens, gaps=array("d", [gap] * (tokens - 1)),
+        **more,
     )  # fmt: skip
 
 
