@@ -1,9 +1,12 @@
 from array import array
+from collections.abc import Callable
 
 from narwhal._fast.relay import Owner, Relay
 
 class Recorder(Relay):
-    def __init__(self, owner: Owner, *, limit: int = 16777216) -> None: ...
+    def __init__(
+        self, owner: Owner, *, on_data: Callable[[bytes], object] | None = None, limit: int = 16777216
+    ) -> None: ...
     def expect(self) -> None: ...
     @property
     def ids_counted(self) -> int | None: ...

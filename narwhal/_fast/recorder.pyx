@@ -6,8 +6,10 @@ made. Events that came in one read have the same time, which is what their clien
 """
 
 from cpython cimport array
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, realloc
 
+from narwhal._fast.outlet cimport Outlet
 from narwhal._fast.relay cimport DONE, FAILED, Relay
 from narwhal._fast.scan cimport IDS_VALID, Facts
 
@@ -17,9 +19,11 @@ cdef array.array DOUBLES = array.array("d")
 
 
 cdef class Recorder(Relay):
-    def __init__(self, owner, *, Py_ssize_t limit=16777216):
-        """`owner` has `on_output()`, never called, and `on_end()`; `limit` bounds one event, in bytes."""
-        super().__init__(owner, limit=limit)
+    def __init__(self, owner, *, on_data=None, Py_ssize_t limit=16777216):
+        """`owner` has `on_output()` and `on_end()`, as a relay's does. `on_data`, if given, is called with the
+        JSON of each event, for whoever wants to see more than times. `limit` bounds one event, in bytes."""
+        super().__init__(owner, outlet=Outlet(), limit=limit)
+        self.on_data = on_data
         self.closed_out = True  # so that flushing drops what a relay would send
 
     def __dealloc__(self):
@@ -61,6 +65,8 @@ cdef class Recorder(Relay):
             self.bare = True
         if facts.has_output or facts.id_count > 0:
             self.note(at)
+        if self.on_data is not None:
+            self.on_data(PyBytes_FromStringAndSize(<const char*>data, size))
         return False
 
     cdef int note(self, double at) except -1:

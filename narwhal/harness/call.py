@@ -41,9 +41,10 @@ class Call:
         epoch: float,
         retries: int,
         done: Callable[[Call], None],
+        on_data: Callable[[bytes], object] | None = None,
     ) -> None:
         """`epoch` is the run's begin (monotonic). A refusal with Retry-After is sent again up to `retries`
-        times. `done` is called once, when the sample is complete."""
+        times. `done` is called once, when the sample is complete; `on_data` with each event's JSON."""
         self._pool = pool
         self._request = request
         self._streamed = streamed
@@ -53,7 +54,7 @@ class Call:
         self._loop = asyncio.get_running_loop()
         self._link: EngineLink | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._recorder = Recorder(self) if streamed else None
+        self._recorder = Recorder(self, on_data=on_data) if streamed else None
         self._sent_again = False
         self._over = False
         self.sample = sample
@@ -127,7 +128,7 @@ class Call:
             self._whole(body)
 
     def on_output(self) -> None:
-        """Never called: a recorder tells of the end only."""
+        """The first output has come; its time is told at the end."""
 
     def on_end(self) -> None:
         """A stream is over."""

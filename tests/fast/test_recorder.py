@@ -13,10 +13,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Owner:
-    ended = 0
+    begun = ended = 0
 
     def on_output(self) -> None:
-        raise AssertionError("a recorder tells of the end only")
+        self.begun += 1
 
     def on_end(self) -> None:
         self.ended += 1
@@ -48,6 +48,7 @@ def test_each_event_with_output_is_timed_and_no_other(kinds: list[str], cut: int
         made.feed(stream[start : start + cut])
     outputs = kinds.count("output")
     gaps = made.gaps()
+    assert owner.begun == 1
     assert owner.ended == 1
     assert made.done
     assert len(gaps) == outputs
@@ -99,3 +100,11 @@ def test_it_can_be_used_again() -> None:
     assert made.ids_counted == 2
     assert len(made.gaps()) == 0
     assert made.cut_short is None
+
+
+def test_whoever_wants_to_see_the_events_gets_each_ones_json() -> None:
+    seen: list[bytes] = []
+    made = Recorder(Owner(), on_data=seen.append)
+    made.expect()
+    made.feed(event("a", [1]) + b": comment\n\n" + event("b") + DONE)
+    assert [orjson.loads(data)["choices"][0]["text"] for data in seen] == ["a", "b"]
