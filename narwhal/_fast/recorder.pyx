@@ -20,7 +20,7 @@ cdef array.array DOUBLES = array.array("d")
 
 cdef class Recorder(Relay):
     def __init__(self, owner, *, on_data=None, Py_ssize_t limit=16777216):
-        """`owner` has `on_output()` and `on_end()`, as a relay's does. `on_data`, if given, is called with the
+        """`owner` has `on_output()` and `on_end()`, as that of a relay. `on_data`, if given, is called with the
         JSON of each event, for whoever wants to see more than times. `limit` bounds one event, in bytes."""
         super().__init__(owner, outlet=Outlet(), limit=limit)
         self.on_data = on_data

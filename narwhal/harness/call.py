@@ -16,6 +16,7 @@ import orjson
 from narwhal._fast.link import EngineLink
 from narwhal._fast.recorder import Recorder
 from narwhal.engines.pool import ConnectionFailed, Pool
+from narwhal.harness.endpoint import Endpoint
 from narwhal.harness.sample import Outcome, Sample, TokensFrom
 
 REFUSALS = (429, 503)
@@ -190,6 +191,7 @@ class Call:
             self._fail(f"status {reason}", detail)
             return
         self.sample.refusals[reason] += 1
+        self.sample.retry_after_s = retry_after_s if retry_after_s >= 0 else None
         if retry_after_s >= 0 and self._retries > 0:
             self._retries -= 1
             self._timer = self._loop.call_later(min(retry_after_s, _LONGEST_WAIT_S), self.begin)
@@ -214,6 +216,39 @@ class Call:
         self.sample.ended_s = time.monotonic() - self._epoch
         self.sample.outcome = outcome
         self._done(self)
+
+
+async def ask(
+    endpoint: Endpoint,
+    path: str,
+    body: dict[str, Any],
+    *,
+    timeout_s: float,
+    on_data: Callable[[bytes], object] | None = None,
+) -> Sample:
+    """One request by itself, due now."""
+    now = time.monotonic()
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    call = Call(
+        endpoint.pool,
+        endpoint.request(path, orjson.dumps(body), "ask"),
+        Sample(0),
+        streamed=body.get("stream") is True,
+        epoch=now,
+        retries=0,
+        done=lambda _: done.set_result(None),
+        on_data=on_data,
+    )
+    call.begin()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(done)
+    except TimeoutError:
+        call.give_up("timeout", f"no whole answer within {timeout_s:g} s")
+    except asyncio.CancelledError:
+        call.give_up(None)
+        raise
+    return call.sample
 
 
 def _output_tokens(recorder: Recorder) -> tuple[int, TokensFrom]:

@@ -67,6 +67,7 @@ class Sample:
     outcome: Outcome = Outcome.UNFINISHED
     reason: str = ""  # of a refusal: the envelope's code; of a failure: its kind
     detail: str = ""
+    retry_after_s: int | None = None  # what a refusal said last
     input_tokens: int = 0
     input_from: TokensFrom = TokensFrom.PLAN
     output_tokens: int = 0
@@ -156,6 +157,7 @@ class Sample:
             "outcome": self.outcome,
             "reason": self.reason,
             "detail": self.detail,
+            "retry_after_s": self.retry_after_s,
             "input_tokens": self.input_tokens,
             "input_tokens_from": self.input_from,
             "output_tokens": self.output_tokens,
