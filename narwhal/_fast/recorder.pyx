@@ -20,8 +20,11 @@ cdef array.array DOUBLES = array.array("d")
 
 cdef class Recorder(Relay):
     def __init__(self, owner, *, on_data=None, Py_ssize_t limit=16777216):
-        """`owner` has `on_output()` and `on_end()`, as that of a relay. `on_data`, if given, is called with the
-        JSON of each event, for whoever wants to see more than times. `limit` bounds one event, in bytes."""
+        """`owner` has `on_output()` and `on_end()`, as that of a relay.
+
+        `on_data`, if given, is called with the JSON of each event, for whoever wants to see more than times.
+        `limit` bounds one event, in bytes.
+        """
         super().__init__(owner, outlet=Outlet(), limit=limit)
         self.on_data = on_data
         self.closed_out = True  # so that flushing drops what a relay would send

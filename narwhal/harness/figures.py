@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from narwhal.harness.sample import Outcome
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
-LATENCY_COLUMNS = ("count", *PERCENTILES, "p50 ±", "p99 ±")
+LATENCY_COLUMNS = ("count", *PERCENTILES, "±p50", "±p99")
 REQUEST_COLUMNS = ("sent", "served", "good", "refused", "failed")
 LATENCY_NAMES = {
     "ttft_s": "TTFT",
     "tpot_s": "TPOT",
     "gap_s": "gap",
     "e2e_s": "E2E",
-    "queued_s": "queued",
+    "queued_s": "queue",
 }
 RATE_NAMES = {
     "offered_per_s": "offered",
@@ -65,7 +65,8 @@ def half_width(figures: dict[str, Any], of: str) -> str:
     bounds = (figures["interval_95"] or {}).get(of)
     if bounds is None or not figures[of]:
         return ""
-    return f"±{(bounds[1] - bounds[0]) / 2 / figures[of]:.0%}"
+    half = (bounds[1] - bounds[0]) / 2 / figures[of]
+    return f"{half:.0%}" if half < 1 else ">100%"
 
 
 def latency_rows(point: dict[str, Any]) -> Iterator[Row]:
@@ -136,7 +137,7 @@ def remarks(point: dict[str, Any]) -> Iterator[str]:
         of = ", ".join(f"{count:,} by {_FROM[source]}" for source, count in tokens["output_from"].items())
         into = ", ".join(f"{count:,} by {_FROM[source]}" for source, count in tokens["input_from"].items())
         line = f"Tokens: {tokens['input']:,} in ({into}), {tokens['output']:,} out ({of})"
-        if tokens["output_events"] and tokens["output"] > 1.05 * tokens["output_events"]:
+        if point["latency"]["gap_s"] is not None and tokens["output"] > 1.05 * tokens["output_events"]:
             line += (
                 f"; {tokens['output'] / tokens['output_events']:.2f} in an event, so gaps are between events"
             )
@@ -164,6 +165,7 @@ _FROM = {
     "token_ids": "their IDs",
     "usage": "usage",
     "events": "counting events",
+    "estimate": "the router's estimate",
     "plan": "what was asked for",
 }
 ODDITIES = {

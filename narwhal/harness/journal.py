@@ -23,8 +23,13 @@ from narwhal.harness.run import Measured
 from narwhal.harness.sample import Outcome, Sample, Targets, TokensFrom
 
 _REFUSING = ("rejected", "refused")
-_FROM = {"token_ids": TokensFrom.TOKEN_IDS, "tokenizer": TokensFrom.TOKEN_IDS, "usage": TokensFrom.USAGE,
-         "events": TokensFrom.EVENTS}  # fmt: skip
+_FROM = {
+    "token_ids": TokensFrom.TOKEN_IDS,
+    "tokenizer": TokensFrom.TOKEN_IDS,
+    "usage": TokensFrom.USAGE,
+    "events": TokensFrom.EVENTS,
+    "estimate": TokensFrom.ESTIMATE,
+}
 
 
 class JournalError(Exception):

@@ -108,8 +108,8 @@ def _plots(points: Sequence[Measured], summary: dict[str, Any]) -> Iterator[str]
         plots.against_rate(_at(summary, "served_per_s"), _at(summary, "goodput_per_s"), _knee(summary)),
         plots.outcomes_over_time(everything, stretches),
     ]
-    if drawn[0] is None:
-        drawn[0] = _distribution("End to end", measured, "e2e_s", None)
+    if sum(plot is None for plot in drawn):
+        drawn.insert(2, _distribution("End to end", measured, "e2e_s", None))
     yield from (plot for plot in drawn if plot is not None)
 
 

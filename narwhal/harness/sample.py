@@ -30,6 +30,7 @@ class TokensFrom(StrEnum):
     TOKEN_IDS = "token_ids"
     USAGE = "usage"
     EVENTS = "events"  # one for each event with output
+    ESTIMATE = "estimate"  # a router's, in its journal
     PLAN = "plan"  # as many as were asked for
 
 

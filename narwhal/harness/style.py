@@ -40,7 +40,7 @@ background:currentColor}
 text{fill:var(--soft);font-size:12px}.note{font-weight:600;font-size:11.5px;paint-order:stroke;
 stroke:var(--card);
 stroke-width:4px;stroke-linejoin:round}
-.legend i.tail,.legend i.median,.legend i.ideal{height:0;border-top:2px solid;
+.legend i.tail,.legend i.median,.legend i.ideal{height:0;width:18px;border-top:2px solid;
 background:none;vertical-align:4px}
 .legend i.tail{border-top-style:dashed}.legend i.ideal{border-top-style:dotted}
 .grid{stroke:var(--rule)}.axis{stroke:var(--soft)}
