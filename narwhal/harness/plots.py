@@ -283,7 +283,7 @@ def outcomes_over_time(samples: Sequence[Sample], stretches: Sequence[Stretch]) 
             counts[name][min(bins - 1, max(0, int(sample.due_s / length)))] += 1
     totals = [sum(counts[name][index] for name in counts) / length for index in range(bins)]
     y = from_zero(totals, HEIGHT - BOTTOM, TOP)
-    canvas = Canvas("Refusals and failures over time", x, y, "seconds since the start", "requests per second")
+    canvas = Canvas("How requests ended, over time", x, y, "seconds since the start", "requests per second")
     judged = any(sample.good is not None for sample in samples)
     for name, text in OUTCOMES:
         if any(counts[name]):
