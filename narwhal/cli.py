@@ -42,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     _profile_command(commands)
     _check_command(commands)
     _demo_command(commands)
+    _bench_command(commands)
+    _report_command(commands)
     _sim_command(commands)
     _outcomes_command(commands)
     return parser
@@ -133,6 +135,31 @@ def _demo_command(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     command.add_arguments(parser)
     parser.set_defaults(run=command.run)
+
+
+def _bench_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.harness import command
+
+    parser = commands.add_parser(
+        "bench",
+        help="put a load on an endpoint and measure what its clients see",
+        description="Put a load on any OpenAI-compatible endpoint and measure what its clients see: "
+        "latencies, goodput, refusals, failures. Or compare two results.",
+    )
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+
+
+def _report_command(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.harness import journal
+
+    parser = commands.add_parser(
+        "report",
+        help="draw a router's journal",
+        description="Write an HTML page with the latencies, refusals and failures in a router's journal.",
+    )
+    journal.add_arguments(parser)
+    parser.set_defaults(run=journal.run)
 
 
 def _sim_command(commands: _Commands[argparse.ArgumentParser]) -> None:

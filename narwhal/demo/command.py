@@ -12,16 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import orjson
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from narwhal.arguments import port, seconds
 from narwhal.demo import load, report, snippets
-from narwhal.demo.client import Answer, Client, Unanswered
 from narwhal.demo.figures import figures
-from narwhal.demo.load import Part, Planned, Sample
+from narwhal.demo.load import Part, Planned
 from narwhal.demo.stage import MODEL, Stage
+from narwhal.harness.call import ask
+from narwhal.harness.endpoint import CHAT, Access, Endpoint, EndpointError, read_url
+from narwhal.harness.sample import Outcome, Sample
 from narwhal.serving.server import CannotListen
 
 QUESTION = "What becomes of this prompt?"
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; the exit status."""
     try:
         return uvloop.run(_serve(args.port) if args.serve else _show(args.port, args.load_seconds))
-    except (CannotListen, Unanswered) as error:
+    except (CannotListen, EndpointError) as error:
         print(f"narwhal demo: {error}", file=sys.stderr)
         return 1
 
@@ -82,16 +85,18 @@ def _fleet(stage: Stage) -> str:
 async def _show(on_port: int, load_s: float) -> int:
     console = Console(highlight=False)
     async with Stage(on_port) as stage:
-        client = Client(stage.config.serving.host, stage.server.port, timeout_s=_ANSWER_TIMEOUT_S)
-        console.print(_fleet(stage))
-        first = await _one_answer(console, client)
-        if not first.complete:
-            message = first.error.get("message", "the stream ended without [DONE]")
-            print(f"narwhal demo: the first answer failed: {message}", file=sys.stderr)
-            return 1
-        console.print(_of_one(first, stage))
-        result = await _load(console, client, stage, load_s)
-        state = await _settled(client)
+        endpoint = Endpoint(Access(read_url(stage.server.url)), timeout_s=_ANSWER_TIMEOUT_S)
+        try:
+            console.print(_fleet(stage))
+            first = await _one_answer(console, endpoint)
+            if first.outcome is not Outcome.SERVED:
+                print(f"narwhal demo: the first answer failed: {first.detail}", file=sys.stderr)
+                return 1
+            console.print(_of_one(first, stage))
+            result = await _load(console, endpoint, stage, load_s)
+            state = await _settled(endpoint)
+        finally:
+            await endpoint.close()
     wrong = report.disagreements(result, first, state)
     for part in (
         report.latencies(result, stage.config),
@@ -104,24 +109,26 @@ async def _show(on_port: int, load_s: float) -> int:
     return 1 if wrong or result.all.failed else 0
 
 
-async def _one_answer(console: Console, client: Client) -> Answer:
+async def _one_answer(console: Console, endpoint: Endpoint) -> Sample:
     console.print(f"\nOne chat completion, streamed:\n\n[bold]> {QUESTION}[/bold]")
 
-    def write(text: str) -> None:
+    def write(data: bytes) -> None:
         # Not by rich, which would fold each piece by itself.
-        sys.stdout.write(text)
+        for choice in orjson.loads(data)["choices"]:
+            sys.stdout.write(choice["delta"].get("content") or "")
         sys.stdout.flush()
 
     body = {
         "model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "sim": {"text": ANSWER},
+        "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
-    answer = await client.chat(body, write)
+    answer = await ask(endpoint, CHAT, body, timeout_s=_ANSWER_TIMEOUT_S, on_data=write)
     sys.stdout.write("\n\n")
     return answer
 
 
-def _of_one(answer: Answer, stage: Stage) -> str:
-    engines = [stage.engine_of(answer.request_id, role) for role in ("prefill", "decode")]
+def _of_one(answer: Sample, stage: Stage) -> str:
+    engines = [stage.asked(role) for role in ("prefill", "decode")]
     return (
         f"Prefill on {engines[0]}, decode on {engines[1]}: the first token after "
         f"{(answer.ttft_s or 0) * 1000:.0f} ms, then {answer.output_tokens - 1} more, one every "
@@ -129,17 +136,16 @@ def _of_one(answer: Answer, stage: Stage) -> str:
     )
 
 
-async def _load(console: Console, client: Client, stage: Stage, load_s: float) -> report.Load:
+async def _load(console: Console, endpoint: Endpoint, stage: Stage, load_s: float) -> report.Load:
     planned = load.plan(load_s)
     slo = stage.config.slo
     began = time.monotonic()
     with _progress(console, planned, load_s) as progress:
-        samples = await load.run(client, MODEL, planned, progress)
+        sent = await load.run(endpoint, MODEL, slo, planned, progress)
     took = time.monotonic() - began
-    by_part = {
-        part: figures([sample for sample in samples if sample.planned.part is part], slo) for part in Part
-    }
-    return report.Load(samples, by_part, figures(samples, slo), took)
+    by_part = {part: figures(one.sample for one in sent if one.planned.part is part) for part in Part}
+    samples = [one.sample for one in sent]
+    return report.Load(samples, by_part, figures(samples), took)
 
 
 @contextmanager
@@ -156,19 +162,19 @@ def _progress(console: Console, planned: list[Planned], load_s: float) -> Iterat
         task = progress.add_task("", total=len(planned), refused=0)
         refused = 0
 
-        def on_answer(sample: Sample) -> None:
+        def on_sample(sample: Sample) -> None:
             nonlocal refused
-            refused += sample.answer is not None and sample.answer.status == 429
+            refused += sample.outcome is Outcome.REFUSED
             progress.update(task, advance=1, refused=refused)
 
-        yield on_answer
+        yield on_sample
 
 
-async def _settled(client: Client) -> dict[str, Any]:
+async def _settled(endpoint: Endpoint) -> dict[str, Any]:
     """The router's state once its last request is in the books."""
     async with asyncio.timeout(_SETTLE_S):
         while True:
-            state: dict[str, Any] = await client.get("/narwhal/state")
+            state: dict[str, Any] = await endpoint.get("/narwhal/state")
             if state["requests"]["in_flight"] == 0:
                 return state
             await asyncio.sleep(0.01)

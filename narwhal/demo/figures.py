@@ -1,29 +1,14 @@
-"""What a load's answers come to: outcomes, percentiles, goodput."""
+"""What a load's answers come to: how many ended which way, and their latencies."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from narwhal.config import Slo
-from narwhal.demo.client import Answer
-from narwhal.demo.load import Sample
+from narwhal.harness.sample import Outcome, Sample
 
 PERCENTS = (50, 90, 99)
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The smallest value that so many percent of all do not exceed; None of no values."""
-    if not values:
-        return None
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
-
-
-def met(answer: Answer, slo: Slo) -> bool:
-    """Whether a whole answer met both latency targets."""
-    return (answer.ttft_s or 0.0) <= slo.ttft_s and (answer.tpot_s or 0.0) <= slo.tpot_s
 
 
 @dataclass(slots=True)
@@ -33,7 +18,7 @@ class Figures:
     sent: int = 0
     in_time: int = 0  # served, and both targets met
     late: int = 0  # served
-    refused: Counter[tuple[int, str]] = field(default_factory=Counter)  # by status and code
+    refused: Counter[str] = field(default_factory=Counter)  # by status and code
     failed: Counter[str] = field(default_factory=Counter)  # by what went wrong
     ttft_s: list[float] = field(default_factory=list)  # of those served
     tpot_s: list[float] = field(default_factory=list)
@@ -45,24 +30,19 @@ class Figures:
         return self.in_time + self.late
 
 
-def figures(samples: Iterable[Sample], slo: Slo) -> Figures:
+def figures(samples: Iterable[Sample]) -> Figures:
     """Sum up."""
     sums = Figures()
     for sample in samples:
         sums.sent += 1
-        answer = sample.answer
-        if answer is None:
-            sums.failed[sample.why] += 1
-        elif answer.complete:
-            sums.in_time += met(answer, slo)
-            sums.late += not met(answer, slo)
-            sums.output_tokens += answer.output_tokens
-            if answer.ttft_s is not None:
-                sums.ttft_s.append(answer.ttft_s)
-            if answer.tpot_s is not None:
-                sums.tpot_s.append(answer.tpot_s)
-        elif answer.status in (429, 503):
-            sums.refused[answer.status, str(answer.error.get("code"))] += 1
+        if sample.outcome is Outcome.SERVED:
+            sums.in_time += sample.good is True
+            sums.late += sample.good is not True
+            sums.output_tokens += sample.output_tokens
+            sums.ttft_s += [] if sample.ttft_s is None else [sample.ttft_s]
+            sums.tpot_s += [] if sample.tpot_s is None else [sample.tpot_s]
+        elif sample.outcome is Outcome.REFUSED:
+            sums.refused[sample.reason] += 1
         else:
-            sums.failed[str(answer.error.get("message") or "the stream ended without [DONE]")] += 1
+            sums.failed[sample.detail or sample.reason] += 1
     return sums

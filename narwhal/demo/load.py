@@ -1,18 +1,24 @@
 """The demo's load: a steady stream of requests, and in the middle of it a burst that the fleet can't take.
 
-Requests are sent when they are due, whether earlier ones are answered or not, as clients that know nothing of
-each other would send them.
+The load generator sends them when they are due, whether earlier ones are answered or not, as clients that
+know nothing of each other would.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from random import Random
 
-from narwhal.demo.client import Answer, Client, Unanswered
+from narwhal.config import Slo
+from narwhal.harness.arrivals import Pattern, arrivals
+from narwhal.harness.endpoint import CHAT, Endpoint
+from narwhal.harness.generator import Asking, Draft, Generator
+from narwhal.harness.prompts import Prompt
+from narwhal.harness.sample import Sample, Targets
 from narwhal.sim.vocabulary import words
 
 RATE_PER_S = 7.0  # about half of what the demo's prefill engines take
@@ -21,6 +27,7 @@ BURST_AT = 0.4  # of the load's duration
 PROMPT_TOKENS = (200, 600)
 OUTPUT_TOKENS = (32, 96)
 _SEED = 1
+_TIMEOUT_S = 30.0
 
 
 class Part(StrEnum):
@@ -41,22 +48,18 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A request that was sent; without an answer, why."""
+class Sent:
+    """A request that was sent, and what its client saw."""
 
     planned: Planned
-    answer: Answer | None
-    why: str = ""
+    sample: Sample
 
 
 def plan(seconds: float) -> list[Planned]:
     """The requests of a load, in order; always the same."""
     source = Random(_SEED)
-    due: list[tuple[float, Part]] = [(seconds * BURST_AT, Part.BURST)] * BURST_REQUESTS
-    at = source.expovariate(RATE_PER_S)
-    while at < seconds:
-        due.append((at, Part.STEADY))
-        at += source.expovariate(RATE_PER_S)
+    steady = takewhile(lambda at: at < seconds, arrivals(Pattern.POISSON, RATE_PER_S, source))
+    due = [(seconds * BURST_AT, Part.BURST)] * BURST_REQUESTS + [(at, Part.STEADY) for at in steady]
     return [
         Planned(at, part, source.randint(*PROMPT_TOKENS), source.randint(*OUTPUT_TOKENS))
         for at, part in sorted(due)
@@ -64,32 +67,24 @@ def plan(seconds: float) -> list[Planned]:
 
 
 async def run(
-    client: Client, model: str, planned: list[Planned], on_answer: Callable[[Sample], None]
-) -> list[Sample]:
+    endpoint: Endpoint, model: str, slo: Slo, planned: list[Planned], on_sample: Callable[[Sample], None]
+) -> list[Sent]:
     """Send the requests, each when it is due, and wait for every answer."""
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    tasks = []
-    async with asyncio.TaskGroup() as group:
-        for number, request in enumerate(planned):
-            delay = begin + request.at_s - loop.time()
-            if delay > 0:
-                await asyncio.sleep(delay)
-            tasks.append(group.create_task(_send(client, model, number, request, on_answer)))
-    return [task.result() for task in tasks]
+    sent: list[Sent] = []
+
+    def take(sample: Sample) -> None:
+        sent.append(Sent(planned[sample.number], sample))
+        on_sample(sample)
+
+    asking = Asking(CHAT, model, timeout_s=_TIMEOUT_S, targets=Targets(slo.ttft_s, slo.tpot_s))
+    now = time.monotonic()
+    generator = Generator(endpoint, asking, epoch=now, on_sample=take)
+    await generator.open_loop(iter(_drafts(planned)), begin=now, place=(0, 0))
+    return sent
 
 
-async def _send(
-    client: Client, model: str, number: int, request: Planned, on_answer: Callable[[Sample], None]
-) -> Sample:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": words(request.prompt_tokens, start=number * 31)}],
-        "max_tokens": request.output_tokens,
-    }
-    try:
-        sample = Sample(request, await client.chat(body))
-    except Unanswered as error:
-        sample = Sample(request, None, str(error))
-    on_answer(sample)
-    return sample
+def _drafts(planned: list[Planned]) -> Iterable[Draft]:
+    for number, request in enumerate(planned):
+        text = words(request.prompt_tokens, start=number * 31)
+        prompt = Prompt({"messages": [{"role": "user", "content": text}]})
+        yield Draft(prompt, request.prompt_tokens, request.output_tokens, request.at_s)

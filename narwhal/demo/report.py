@@ -10,9 +10,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from narwhal.config import FleetConfig
-from narwhal.demo.client import Answer
-from narwhal.demo.figures import PERCENTS, Figures, percentile
-from narwhal.demo.load import BURST_REQUESTS, RATE_PER_S, Part, Sample
+from narwhal.demo.figures import PERCENTS, Figures
+from narwhal.demo.load import BURST_REQUESTS, RATE_PER_S, Part
+from narwhal.harness.measures import percentile
+from narwhal.harness.sample import Sample
 from narwhal.outcomes import OUTCOMES
 
 
@@ -26,8 +27,11 @@ class Load:
     took_s: float  # from the first request's due time to the last answer
 
 
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f} ms"
+def _ms(values: list[float], percent: float) -> str:
+    if not values:
+        return "-"
+    seconds = percentile(sorted(values), percent)
+    return f"{seconds * 1000:.{1 if seconds < 0.1 else 0}f} ms"
 
 
 def latencies(load: Load, config: FleetConfig) -> Table:
@@ -45,7 +49,7 @@ def latencies(load: Load, config: FleetConfig) -> Table:
         good = sum(value <= target for value in values)
         table.add_row(
             name,
-            *(_ms(percentile(values, percent)) for percent in PERCENTS),
+            *(_ms(values, percent) for percent in PERCENTS),
             f"{target * 1000:g} ms",
             f"{good / len(values):.0%}" if values else "-",
         )
@@ -79,8 +83,8 @@ def words(load: Load, config: FleetConfig, state: dict[str, Any]) -> Iterator[st
             f"the prefill engines take. {waited} requests waited in line for a prefill seat, "
             f"{waits['sum'] / waited:.2f} s on average."
         )
-    for (status, code), count in sorted(load.all.refused.items()):
-        yield f"Refused: {count} with {status} {code}: {_why(code)}. {_reply(load.samples, code)}"
+    for reason, count in sorted(load.all.refused.items()):
+        yield f"Refused: {count} with {reason}: {_why(reason)}. {_reply(load.samples, reason)}"
     if load.all.late:
         yield (
             f"Late: {load.all.late} were served, but past a target, so they are no goodput. A smaller "
@@ -90,21 +94,20 @@ def words(load: Load, config: FleetConfig, state: dict[str, Any]) -> Iterator[st
         yield f"Failed: {count}: {what}."
 
 
-def _why(code: str) -> str:
-    row = OUTCOMES.get(code)
+def _why(reason: str) -> str:
+    row = OUTCOMES.get(reason.split()[-1])
     return "no outcome that the router knows" if row is None else row.when.replace("`", "")
 
 
-def _reply(samples: list[Sample], code: str) -> str:
+def _reply(samples: list[Sample], reason: str) -> str:
     for sample in samples:
-        answer = sample.answer
-        if answer is not None and answer.error.get("code") == code:
-            after = "" if answer.retry_after_s is None else f", with Retry-After: {answer.retry_after_s}"
-            return f"Their clients were told at once: “{answer.error['message']}”{after}."
+        if sample.reason == reason:
+            after = "" if sample.retry_after_s is None else f", with Retry-After: {sample.retry_after_s}"
+            return f"Their clients were told at once: “{sample.detail}”{after}."
     return ""
 
 
-def disagreements(load: Load, first: Answer, state: dict[str, Any]) -> list[str]:
+def disagreements(load: Load, first: Sample, state: dict[str, Any]) -> list[str]:
     """Where the router's books differ from what its clients saw, and where a seat is still taken."""
     requests, engines = state["requests"], state["engines"]
     pairs = {

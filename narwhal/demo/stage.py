@@ -44,13 +44,10 @@ class Stage:
         """What the router goes by."""
         return self.server.config
 
-    def engine_of(self, request_id: str, role: str) -> str | None:
-        """The engine of a role that a request's first leg of this role went to."""
-        for engine in self.config.engines:
-            for seen in self.fleet[engine.id].requests:
-                if engine.role == role and (seen.header("x-request-id") or "").startswith(f"{request_id}-"):
-                    return engine.id
-        return None
+    def asked(self, role: str) -> str | None:
+        """The first engine of a role that has been asked for a completion."""
+        engines = (engine.id for engine in self.config.engines if engine.role == role)
+        return next((engine for engine in engines if self.fleet[engine].requests), None)
 
     async def __aenter__(self) -> Self:
         await self.fleet.start()

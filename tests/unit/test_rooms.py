@@ -26,6 +26,7 @@ ORDER = (
     ("engines",),
     ("accounting",),
     ("serving",),
+    ("harness",),
     ("checking",),
     ("profiling",),
     ("demo",),
@@ -37,9 +38,10 @@ PLACE = {room: place for place, rooms in enumerate(ORDER) for room in rooms}
 ALLOWED: dict[str, set[str]] = {
     room: {other for other in PLACE if PLACE[other] <= place} | {"_fast"} for room, place in PLACE.items()
 }
+ALLOWED["harness"] -= {"serving", "fleet", "placement", "admission"}  # it measures anyone's endpoint
 ALLOWED["demo"] |= {"sim"}  # it runs simulated engines
 ALLOWED["cli"] |= {"sim", "logs"}  # likewise; and it says how the process logs
-for room in ("checking", "demo", "cli"):
+for room in ("checking", "harness", "demo", "cli"):
     ALLOWED[room] |= {"arguments"}
 ALLOWED["arguments"] = ALLOWED["logs"] = set()
 ALLOWED["sim"] = {"profiles"}  # an engine knows nothing of the router; it shares the curves

@@ -1,0 +1,124 @@
+"""An engine whose every event leaves at a known moment: what a load generator's timing is measured against.
+
+`python -m bench.paced_engine INTERVAL_S` answers any completion with `max_tokens` events, one per interval.
+It notes the reading of time.monotonic() at which each was sent, and gives a request's at
+`GET /sent/X-REQUEST-ID`. Streams are spread over the interval, as those of many engines would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from array import array
+from typing import Any, cast
+
+import httptools
+import orjson
+import uvloop
+
+from narwhal._fast.timer import Timer
+
+_EVENT = {
+    "id": "cmpl-8f0e6f2e4c8b4d0d", "object": "text_completion", "created": 1764400000, "model": "paced",
+    "choices": [{"index": 0, "text": " word", "logprobs": None, "finish_reason": None, "stop_reason": None}],
+}  # fmt: skip
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_PHASES = 64
+
+
+def _chunk(value: Any) -> bytes:
+    data = b"data: " + (value if isinstance(value, bytes) else orjson.dumps(value)) + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+_BODY = _chunk(_EVENT)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, engine: _Engine) -> None:
+        self._engine = engine
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport
+        self._target = b""
+        self._request_id = ""
+        self._body = b""
+        self.left = self.total = 0
+        self.sent = array("d")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.left = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self._target, self._body = url, b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-request-id":
+            self._request_id = value.decode()
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        if self._target.startswith(b"/sent/"):
+            body = orjson.dumps(list(self._engine.sent[self._target[6:].decode()]))
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            return
+        self.left = self.total = orjson.loads(self._body)["max_tokens"]
+        self.sent = self._engine.sent[self._request_id] = array("d")
+        self._engine.add(self)
+
+    def step(self) -> None:
+        """Send the next event."""
+        data = _BODY if self.sent else _HEAD + _BODY
+        self.left -= 1
+        if self.left == 0:
+            usage = {"prompt_tokens": 1, "completion_tokens": self.total, "total_tokens": 1 + self.total}
+            data += _chunk(_EVENT | {"choices": [], "usage": usage}) + _chunk(b"[DONE]") + b"0\r\n\r\n"
+        self.sent.append(time.monotonic())
+        self._transport.write(data)
+
+
+class _Engine:
+    def __init__(self, interval_s: float) -> None:
+        self._tick_s = interval_s / _PHASES
+        self._streams: list[list[_Connection]] = [[] for _ in range(_PHASES)]
+        self._next = 0
+        self._newest = 0
+        self._due = time.monotonic()
+        self.sent: dict[str, array[float]] = {}
+        self._timer = Timer(asyncio.get_running_loop(), self._tick)
+        self._timer.set(self._due)
+
+    def add(self, stream: _Connection) -> None:
+        # Evenly, so that no tick has a crowd to send to.
+        self._newest = (self._newest + 1) % _PHASES
+        self._streams[self._newest].append(stream)
+
+    def _tick(self) -> None:
+        phase, self._next = self._next, (self._next + 1) % _PHASES
+        for stream in self._streams[phase]:
+            if stream.left:
+                stream.step()
+        self._streams[phase] = [stream for stream in self._streams[phase] if stream.left]
+        # A late tick must not slow the pace; a pause of more than an interval is not made up for.
+        self._due = max(self._due + self._tick_s, time.monotonic() - _PHASES * self._tick_s)
+        self._timer.set(self._due)
+
+
+async def _serve(interval_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    engine = _Engine(interval_s)
+    server = await loop.create_server(lambda: _Connection(engine), "127.0.0.1", 0, backlog=4096)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(float(sys.argv[1])))
