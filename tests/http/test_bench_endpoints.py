@@ -326,3 +326,20 @@ def test_a_base_url_may_end_in_v1(text: str, base: str) -> None:
 def test_what_is_no_base_url_is_turned_down(text: str) -> None:
     with pytest.raises(ValueError, match="allowed: http"):
         read_url(text)
+
+
+def test_a_run_ended_in_the_warm_up_of_a_round_has_the_figures_of_those_before() -> None:
+    async def test(engine: SimEngine) -> None:
+        bench = Bench(engine.url)
+        of = load(Point(rate=200.0), duration_s=0.2, warmup_s=0.1, rounds=9, pattern="constant")
+        under_way = asyncio.create_task(bench.run(of))
+        await eventually(lambda: any(s.round == 1 and not s.measured for s in bench.samples))
+        assert bench.runner is not None
+        bench.runner.stop()
+        run = await under_way
+        point = run.summary()["points"][0]
+        if not any(sample.round == 1 and sample.measured for sample in run.samples):
+            assert point["rounds"] == 1
+        assert point["rates"]["offered_per_s"]["value"] == pytest.approx(200, rel=0.05)
+
+    on_engine(test)
