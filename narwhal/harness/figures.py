@@ -122,7 +122,7 @@ def knee_in_words(summary: dict[str, Any]) -> str | None:
     if knee is None:
         return None
     if knee["rate"] is None:
-        return f"Knee: below the lowest rate, at which it is not true that {knee['criterion']}."
+        return f"Knee: below the lowest rate; not even there was it so that {knee['criterion']}."
     beyond = " The highest rate measured is within it: the knee lies further up." if knee["beyond"] else ""
     return (
         f"Knee: {knee['rate']:g} requests per second, the highest rate at which {knee['criterion']}.{beyond}"

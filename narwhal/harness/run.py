@@ -60,10 +60,11 @@ class Run:
                 "label": str(measured.point),
                 "rate": measured.point.rate,
                 "concurrency": measured.point.concurrency,
-                **point_summary(measured.rounds),
+                **point_summary(rounds),
             }
             for measured in self.points
-            if any(one.measured for one in measured.rounds)
+            # A run may have been ended in the warm-up of a round.
+            if (rounds := [one for one in measured.rounds if one.measured])
         ]
         summary: dict[str, Any] = {
             "narwhal": __version__,
@@ -157,13 +158,13 @@ class Runner:
 
     async def _one(self, index: int, point: Point, number: int) -> None:
         load = self.run.load
+        # A collection takes as long as there are samples, and would make reads late. Between rounds it may.
+        gc.collect()
+        gc.disable()
         begin = time.monotonic() + _HEAD_START_S
         start_s = begin - self.run.epoch + load.lead_s
         self._round = one = Round(start_s, float("inf"))
         self.run.points[-1].rounds.append(one)
-        # A collection takes as long as there are samples, and would make reads late. Between rounds it may.
-        gc.collect()
-        gc.disable()
         try:
             await self._carry_out(one, index, point, number, begin)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from typing import Any
 
@@ -205,18 +206,38 @@ def test_an_endpoint_that_is_not_there_fails_every_request_and_ends_in_time() ->
     on_engine(test)
 
 
-def test_a_connection_that_the_server_closed_while_idle_is_replaced_without_a_failure() -> None:
-    async def test(engine: SimEngine) -> None:
-        bench = Bench(engine.url)
-        endpoint = bench.endpoint
-        assert await endpoint.first_model() == "sim-model"
-        port = engine.port
-        await engine.stop()
-        await engine.start(port=port)
-        run = await bench.run(TEN)
+def test_a_connection_that_the_server_gives_up_between_requests_is_replaced_without_a_failure() -> None:
+    body = b'{"choices": [{}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}'
+    reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+    connections: list[asyncio.StreamWriter] = []
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await _request(reader)
+        writer.write(reply)
+        # The next request crosses the closing of the connection.
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await _request(reader)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        connections.remove(writer)
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve_one, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        run = await Bench(f"http://127.0.0.1:{port}").run(TEN, stream=False)
+        await eventually(lambda: not connections, "every connection closed")
+        server.close()
         assert run.summary()["points"][0]["requests"]["served"] == 10
 
-    on_engine(test)
+    uvloop.run(main())
+
+
+async def _request(reader: asyncio.StreamReader) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
 
 
 def test_https_with_a_key_of_ones_own_and_headers() -> None:
@@ -326,3 +347,20 @@ def test_a_base_url_may_end_in_v1(text: str, base: str) -> None:
 def test_what_is_no_base_url_is_turned_down(text: str) -> None:
     with pytest.raises(ValueError, match="allowed: http"):
         read_url(text)
+
+
+def test_a_run_ended_in_the_warm_up_of_a_round_has_the_figures_of_those_before() -> None:
+    async def test(engine: SimEngine) -> None:
+        bench = Bench(engine.url)
+        of = load(Point(rate=200.0), duration_s=0.2, warmup_s=0.1, rounds=9, pattern="constant")
+        under_way = asyncio.create_task(bench.run(of))
+        await eventually(lambda: any(s.round == 1 and not s.measured for s in bench.samples))
+        assert bench.runner is not None
+        bench.runner.stop()
+        run = await under_way
+        point = run.summary()["points"][0]
+        if not any(sample.round == 1 and sample.measured for sample in run.samples):
+            assert point["rounds"] == 1
+        assert point["rates"]["offered_per_s"]["value"] == pytest.approx(200, rel=0.05)
+
+    on_engine(test)

@@ -47,6 +47,8 @@ def test_percentiles_of_a_thousand_are_the_values_one_would_count_to() -> None:
     assert figures is not None
     assert [figures[name] for name in NAMES] == [500, 900, 950, 990, 999, 1000, 500.5]
     assert figures["interval_95"] is None
+    # 41,000 * 99.9 / 100 is a little more than 40,959 in floating point.
+    assert percentile(range(1, 41001), 99.9) == 40959
 
 
 @given(st.lists(st.lists(FIGURES, min_size=1, max_size=20), min_size=2, max_size=5))
