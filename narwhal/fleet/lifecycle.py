@@ -142,7 +142,7 @@ class Lifecycle:
             self._move(engine, State.PROBING, why, now)
 
     def succeeded(self, engine: int, classes: Iterable[Evidence]) -> None:
-        """What went well clears these classes. Engines that are not in `tainted` have nothing to be cleared of."""
+        """What went well clears these classes; engines not in `tainted` have nothing to be cleared of."""
         health = self.lives[engine].health
         health.succeeded(classes)
         if not health.counts:
@@ -172,15 +172,14 @@ class Lifecycle:
         life = self.lives[engine]
         if life.state is State.PROBING:
             assert life.doubt is not None
+            assert life.remedy is not None
             if life.remedy is Remedy.PROBE_HEALTH:
                 life.health.said_well(life.doubt)
             else:
                 life.health.succeeded((life.doubt,))
             if not life.health.counts:
                 self.tainted.discard(engine)
-            self._move(
-                engine, State.SERVING, f"it passed the {life.remedy.value if life.remedy else ''}", now
-            )
+            self._move(engine, State.SERVING, f"it passed the {life.remedy.value}", now)
         elif life.state is State.EJECTED:
             life.health.clear()
             self.tainted.discard(engine)

@@ -27,6 +27,7 @@ from narwhal.engines.engine import Engine
 from narwhal.engines.leg import Leg, LegLost, Reply
 from narwhal.engines.pool import ConnectionFailed
 from narwhal.engines.readings import read_token_count, read_usage
+from narwhal.fleet.health import Evidence
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
 from narwhal.profiles.input_length import script_of
@@ -343,16 +344,17 @@ class Exchange:
         reply = await self._await_leg(future, where, index, Phase.PREFILL)
         assert reply is not None
         if reply.status != 200:
-            ending = failures.of_status(reply, where)
-            raise ending if ending.name == "engine_rejected" else LegFailure(ending, index, Phase.PREFILL)
+            raise failures.of_reply(reply, where, index, Phase.PREFILL)
         try:
             body = Body(reply.body)
             handoff = engine.dialect.read_handoff(body)
         except HandoffError as error:
-            raise LegFailure(Ending("handoff_failed", f"{where}: {error}"), index, Phase.PREFILL) from None
+            ending = Ending("handoff_failed", f"{where}: {error}")
+            raise LegFailure(ending, index, Phase.PREFILL, Evidence.HANDOFF) from None
         except (ValueError, TypeError) as error:
             ending = Ending("broken_stream", f"{where}: its reply is no JSON object: {error}")
-            raise LegFailure(ending, index, Phase.PREFILL) from None
+            raise LegFailure(ending, index, Phase.PREFILL, Evidence.STREAM) from None
+        self._router.leg_succeeded(index)
         self.record.prefill = time.monotonic()
         usage = read_usage(body)
         if usage.prompt_tokens is not None:
@@ -403,12 +405,10 @@ class Exchange:
             self._decoding = False
             self._take_counts(relay, grant.engine)
         if reply is not None:
-            ending = failures.of_status(reply, where)
-            raise (
-                ending if ending.name == "engine_rejected" else LegFailure(ending, grant.engine, Phase.DECODE)
-            )
+            raise failures.of_reply(reply, where, grant.engine, Phase.DECODE)
         if relay.failure is not None:
             raise self._stream_failure(relay, where, grant.engine)
+        self._router.leg_succeeded(grant.engine)
         if grant.both and relay.prompt_tokens > 0:
             self._learn_length(request, relay.prompt_tokens)
         if assembler is None:
@@ -423,11 +423,9 @@ class Exchange:
         name = relay.failure or "broken_stream"
         if name == "engine_error":
             ending = failures.of_error_event(relay.error_object, where)
-            return ending if ending.name == "engine_rejected" else LegFailure(ending, engine, Phase.DECODE)
-        ending = Ending(name, f"{where}: {relay.failure_message}")
-        if name in ("assembly", "response_too_large", "internal_error"):
-            return ending
-        return LegFailure(ending, engine, Phase.DECODE)
+        else:
+            ending = Ending(name, f"{where}: {relay.failure_message}")
+        return failures.of_stream(ending, engine)
 
     async def _await_leg(
         self, future: asyncio.Future[Reply | None], where: str, engine: int, phase: Phase
@@ -437,13 +435,12 @@ class Exchange:
             self._leg = None  # its connection is the pool's again
             return reply
         except ConnectionFailed as error:
-            raise LegFailure(
-                Ending("connect_failed", f"{where} can't be reached: {error}"), engine, phase
-            ) from None
+            ending = Ending("connect_failed", f"{where} can't be reached: {error}")
+            raise LegFailure(ending, engine, phase, Evidence.CONNECTION) from None
         except LegLost as error:
-            raise LegFailure(Ending("broken_stream", f"{where}: {error}"), engine, phase) from None
+            raise failures.of_loss(error, where, engine, phase) from None
         except _StageExpired as error:
-            raise LegFailure(error.ending, engine, phase, slow=True) from None
+            raise LegFailure(error.ending, engine, phase, Evidence.TIMEOUT, slow=True) from None
         finally:
             self._leave()
 

@@ -20,7 +20,12 @@ from narwhal.admission.door import Door
 from narwhal.admission.readiness import Readiness
 from narwhal.config import FleetConfig
 from narwhal.engines.engine import Engine, engines_of
+from narwhal.fleet.health import Evidence
+from narwhal.fleet.lifecycle import Change, Lifecycle
+from narwhal.fleet.lifecycle import State as EngineState
 from narwhal.fleet.table import FleetTable, Phase
+from narwhal.monitoring.monitor import Monitor
+from narwhal.monitoring.probe import Probe
 from narwhal.outcomes import Ending
 from narwhal.placement.eligible import eligible
 from narwhal.profiles.input_length import InputLengths
@@ -48,6 +53,15 @@ class Router:
             queue_capacity=config.serving.queue_capacity,
         )
         self.engines = engines_of(config)
+        self.lifecycle = Lifecycle(self.table, config.recovery, time.monotonic(), self._engine_changed)
+        self.monitor = Monitor(
+            config.recovery,
+            config.model,
+            self.lifecycle,
+            self.readiness,
+            [Probe(engine, config.model) for engine in engines_of(config)],
+            self._engine_restarted,
+        )
         self.input_lengths = InputLengths()
         self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
         self.accounts = Accounts(config, self._journal.write if self._journal else None)
@@ -66,6 +80,7 @@ class Router:
     def start(self) -> None:
         """Begin the housekeeping that goes on once a second."""
         self._loop_lag.start(self.loop)
+        self.monitor.start()
         self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)
 
     async def close(self) -> None:
@@ -75,6 +90,7 @@ class Router:
         if self._sweep is not None:
             self._sweep.cancel()
         self._loop_lag.stop()
+        await self.monitor.close()
         await asyncio.gather(*(engine.pool.close() for engine in self.engines))
         if self._journal is not None:
             await self.loop.run_in_executor(None, self._journal.close)
@@ -126,8 +142,18 @@ class Router:
 
     def leg_failed(self, failure: LegFailure) -> None:
         """A leg failed on its engine."""
-        log.warning("%s", failure.ending.message)
-        self.accounts.engines.leg_failed(failure.engine, failure.phase, failure.ending.name)
+        message, engine = failure.ending.message, failure.engine
+        log.warning("%s", message)
+        self.accounts.engines.leg_failed(engine, failure.phase, failure.ending.name)
+        self.lifecycle.failed(engine, failure.evidence, message, time.monotonic())
+        if failure.evidence is not Evidence.CONNECTION:
+            self.lifecycle.succeeded(engine, (Evidence.CONNECTION,))
+
+    def leg_succeeded(self, engine: int) -> None:
+        """A leg did on its engine what it was to do."""
+        self.monitor.heard[engine] = time.monotonic()
+        if engine in self.lifecycle.tainted:
+            self.lifecycle.succeeded(engine, Evidence)
 
     def counted(self, engine: int, relay: Relay) -> None:
         """A decode leg's stream is over: its output counts for its engine."""
@@ -158,6 +184,19 @@ class Router:
         """Some engine that serves a phase."""
         engines = eligible(self.table, phase, frozenset())
         return self.engines[engines[0]] if engines else None
+
+    # ---- engines come and go
+
+    def _engine_changed(self, change: Change) -> None:
+        level = (
+            logging.WARNING if change.after in (EngineState.PROBING, EngineState.EJECTED) else logging.INFO
+        )
+        log.log(level, "engine %s is %s: %s", self.engines[change.engine].id, change.after, change.why)
+        self.door.fleet_changed()
+        self.monitor.changed(change)
+
+    def _engine_restarted(self, engine: int) -> None:
+        """Another process answers for this engine: what was learned of the old one is void."""
 
     # ---- housekeeping
 

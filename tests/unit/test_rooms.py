@@ -24,6 +24,7 @@ ORDER = (
     ("placement",),
     ("admission",),
     ("engines",),
+    ("monitoring",),
     ("accounting",),
     ("serving",),
     ("harness",),
