@@ -10,6 +10,9 @@ engine that left last, doubtful as it is (it is *kept*), unless it can't even be
 may fail is better than one that must. If a role is empty all the same, the engines of the other role run
 whole requests, which every engine of a split fleet can, until it is not.
 
+When every engine drains, the whole fleet is in maintenance: the router takes no new requests, and those it
+holds already may still use what drains, until none is held.
+
 Everything that follows from the states (who may be placed on, with how many seats, in which role) is written
 to the fleet's table by one function, `_settle`, from scratch; so no order of events can leave it wrong.
 Time is an argument throughout: `now` is monotonic seconds.
@@ -84,6 +87,7 @@ class Life:
     misses: int = 0  # liveness probes, in a row
     generation: int = 0  # changes when what the engine held is gone
     started_at: float | None = None  # its process, in seconds since 1970
+    drain_reason: str = ""
     drain_until: float | None = None  # when it is safe to stop whatever runs
     handoffs: int = 0  # KV caches it holds for decode legs that have not begun to answer
 
@@ -94,6 +98,7 @@ class Lifecycle:
 
     __slots__ = (
         "_changed",
+        "_held",
         "_rules",
         "_table",
         "ejections",
@@ -104,9 +109,15 @@ class Lifecycle:
     )
 
     def __init__(
-        self, table: FleetTable, rules: Rules, now: float, changed: Callable[[Change], None] = lambda _: None
+        self,
+        table: FleetTable,
+        rules: Rules,
+        now: float,
+        changed: Callable[[Change], None] = lambda _: None,
+        held: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`changed` is told of each change of state, after the table has been brought in line with it."""
+        """`changed` is told of each change of state, after the table has been brought in line with it; `held`
+        tells how many requests the router holds."""
         self.lives = [
             Life(
                 now,
@@ -123,6 +134,7 @@ class Lifecycle:
         self._table = table
         self._rules = rules
         self._changed = changed
+        self._held = held
 
     # ---- evidence
 
@@ -214,26 +226,30 @@ class Lifecycle:
 
     def drain(self, engines: Iterable[int], until: float | None, now: float, why: str) -> None:
         """Give these engines nothing new. They are safe to stop once nothing runs on them, or at `until`."""
+        moves = []
         for engine in engines:
-            life = self.lives[engine]
-            life.drain_until = until
-            if life.state not in DRAINS:
-                self._move(engine, State.DRAINING, why, now)
+            self.lives[engine].drain_until = until
+            self.lives[engine].drain_reason = why
+            if self.lives[engine].state not in DRAINS:
+                moves.append((engine, State.DRAINING, why))
+        self._move_all(moves, now)
         self.tick(now)
 
     def readmit(self, engines: Iterable[int], now: float) -> None:
         """Take these engines back: one that had not stopped serving at once, any other when it has proved
         itself."""
+        moves = []
         for engine in engines:
             life = self.lives[engine]
-            if life.state is State.DRAINING:
-                life.drain_until = None
-                self._move(engine, State.SERVING, "its drain was called off", now)
-            elif life.state is State.DRAINED:
+            if life.state in DRAINS:
                 life.drain_until = None
                 life.misses = 0
                 life.refused = False
-                self._move(engine, State.EJECTED, "an operator takes it back once it proves itself", now)
+            if life.state is State.DRAINING:
+                moves.append((engine, State.SERVING, "its drain was called off"))
+            elif life.state is State.DRAINED:
+                moves.append((engine, State.EJECTED, "it is to come back once it proves itself"))
+        self._move_all(moves, now)
 
     def running(self, engine: int) -> int:
         """Legs on the engine, and KV caches it holds for legs to come."""
@@ -251,12 +267,13 @@ class Lifecycle:
         for engine, life in enumerate(self.lives):
             if life.state is State.READMITTING and now - life.since >= self._rules.readmit_ramp_s:
                 self._move(engine, State.SERVING, "it has all its seats again", now)
-            elif life.state is State.DRAINING and (
-                not self.running(engine) or (life.drain_until is not None and now >= life.drain_until)
-            ):
-                late = self.running(engine)
-                why = f"the deadline passed with {late} legs running" if late else "nothing runs on it"
-                self._move(engine, State.DRAINED, why, now)
+            elif life.state is State.DRAINING:
+                late = life.drain_until is not None and now >= life.drain_until
+                running = self.running(engine)
+                if late and running:
+                    self._move(engine, State.DRAINED, f"its deadline passed with {running} legs running", now)
+                elif late or not (running or (self.all_drained and self._held())):
+                    self._move(engine, State.DRAINED, "nothing runs on it", now)
         if any(life.state is State.READMITTING for life in self.lives):
             self._settle(now)
 
@@ -283,19 +300,27 @@ class Lifecycle:
         self._move(engine, State.EJECTED, why, now)
 
     def _move(self, engine: int, state: State, why: str, now: float) -> None:
-        life = self.lives[engine]
-        before, life.state, life.why, life.since = life.state, state, why, now
-        if state is not State.PROBING:
-            life.doubt = life.remedy = None
+        self._move_all([(engine, state, why)], now)
+
+    def _move_all(self, moves: list[tuple[int, State, str]], now: float) -> None:
+        changes = []
+        for engine, state, why in moves:
+            life = self.lives[engine]
+            changes.append(Change(engine, life.state, state, why))
+            life.state, life.why, life.since = state, why, now
+            if state is not State.PROBING:
+                life.doubt = life.remedy = None
         self._settle(now)
-        self._changed(Change(engine, before, state, why))
+        for change in changes:
+            self._changed(change)
 
     def _settle(self, now: float) -> None:
         table = self._table
         for role in RoleCode:
             self._keep(role)
+        last_to_use = State.DRAINING if self.all_drained else None
         for engine, life in enumerate(self.lives):
-            available = life.state in _IN_SERVICE or life.kept
+            available = life.state in _IN_SERVICE or life.kept or life.state is last_to_use
             if table.available[engine] != available:
                 table.set_available(engine, available)
             share = self._share(life, now)

@@ -28,7 +28,7 @@ def available(where: Routed) -> list[str]:
 
 async def served_by(where: Routed) -> tuple[str | None, str]:
     """Serve one request; the engines of its only attempt."""
-    rows = where.counts["offered"]
+    rows = sum(where.endings.values())
     assert (await where.ask(CHAT, body_for(CHAT, stream=True))).ended == "whole"
     (attempt,) = (await where.rows(rows + 1))[-1]["attempts"]
     return attempt["prefill"], attempt["decode"]

@@ -38,7 +38,8 @@ class Fleet:
     def __init__(self, *engines: Engine) -> None:
         self.changes: list[Change] = []
         self.table: FleetTable = fleet(*(engines or PAIRS))
-        self.lives = Lifecycle(self.table, Rules(), 0.0, self.changes.append)
+        self.held = 0
+        self.lives = Lifecycle(self.table, Rules(), 0.0, self.changes.append, lambda: self.held)
 
     def fail(self, engine: int, evidence: Evidence, times: int = 3, now: float = 1.0) -> None:
         for _ in range(times):
@@ -263,6 +264,19 @@ def test_the_whole_fleet_is_in_maintenance_when_every_engine_drains() -> None:
     assert not one.lives.all_drained
 
 
+def test_requests_that_are_held_may_use_a_fleet_that_drains_as_a_whole_until_there_are_none() -> None:
+    one = Fleet()
+    one.held = 2
+    one.lives.drain(range(4), None, 1.0, "an upgrade")
+    assert [one.state(engine) for engine in range(4)] == [DRAINING] * 4
+    assert one.able() == [P0, P1, D0, D1]
+    assert [one.table.role[engine] for engine in range(4)] == [0, 0, 1, 1]
+    one.held = 0
+    one.lives.tick(2.0)
+    assert [one.state(engine) for engine in range(4)] == [DRAINED] * 4
+    assert one.able() == []
+
+
 ENGINES = st.integers(0, 4)
 
 
@@ -333,15 +347,17 @@ class AnyOrder(RuleBasedStateMachine):
             mine = [engine for engine in range(5) if lives[engine].role is role]
             serving = [engine for engine in mine if lives[engine].state in (SERVING, READMITTING)]
             able = [engine for engine in mine if table.available[engine]]
-            if serving:
-                assert able == serving
+            if serving or self.one.lives.all_drained:
+                assert able == serving + [
+                    e for e in mine if self.one.lives.all_drained and lives[e].state is DRAINING
+                ]
             else:
                 # The role has at most one doubtful engine, and one if any can be reached.
                 reached = [e for e in mine if lives[e].state in (PROBING, EJECTED) and not lives[e].refused]
                 assert len(able) == min(1, len(reached))
                 assert set(able) <= set(reached)
         for engine, life in enumerate(lives):
-            assert not (table.available[engine] and life.state in DRAINS)
+            assert not (table.available[engine] and life.state in DRAINS) or self.one.lives.all_drained
             assert (life.state is PROBING) == (life.remedy is not None)
             for phase in Phase:
                 limit = table.limit[phase][engine]
