@@ -15,15 +15,22 @@ from narwhal.outcomes import Ending
 _NOT_THE_CLIENTS = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 426, 429})
 
 
-class LegFailure(Exception):
-    """A leg failed in a way that another attempt may mend."""
+class AttemptFailed(Exception):
+    """An attempt failed in a way that another may mend."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.message)
+        self.ending = ending
+
+
+class LegFailure(AttemptFailed):
+    """A leg failed, which speaks against its engine."""
 
     def __init__(
         self, ending: Ending, engine: int, phase: Phase, evidence: Evidence, *, slow: bool = False
     ) -> None:
         """`engine` by index; `slow`: it failed by taking too long, and would again."""
-        super().__init__(ending.message)
-        self.ending = ending
+        super().__init__(ending)
         self.engine = engine
         self.phase = phase
         self.evidence = evidence
