@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     _serve_command(commands)
     _profile_command(commands)
     _check_command(commands)
+    _operator_commands(commands)
     _demo_command(commands)
     _bench_command(commands)
     _report_command(commands)
@@ -122,6 +123,21 @@ def _check_command(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     command.add_arguments(parser)
     parser.set_defaults(run=command.run)
+
+
+def _operator_commands(commands: _Commands[argparse.ArgumentParser]) -> None:
+    from narwhal.operating import command
+
+    for name, run, text in (
+        ("engines", command.engines, "show where the engines of a running router stand"),
+        ("drain", command.drain, "have a running router send nothing new to some engines"),
+        ("readmit", command.readmit, "have a running router take drained engines back"),
+    ):
+        parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add_arguments(parser, chooses=name != "engines")
+        if name == "drain":
+            command.add_drain_arguments(parser)
+        parser.set_defaults(run=run)
 
 
 def _demo_command(commands: _Commands[argparse.ArgumentParser]) -> None:

@@ -26,6 +26,7 @@ from narwhal.accounting.histogram import Histogram
 from narwhal.accounting.scrape import Scrape
 from narwhal.accounting.token_accounting import of_dialect, of_fleet
 from narwhal.admission.readiness import State
+from narwhal.fleet.lifecycle import State as EngineState
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import OUTCOMES
 
@@ -56,6 +57,7 @@ class _Families(Collector):
         yield from _requests(self._scrape)
         yield from _latencies(self._scrape)
         yield from _engines(self._scrape)
+        yield from _recovery(self._scrape)
         yield from _router(self._scrape)
 
 
@@ -241,6 +243,57 @@ def _engines(scrape: Scrape) -> Iterator[Metric]:
     for engine in engines:
         info.add_metric((engine.id, engine.role, engine.dialect, of_dialect(engine.dialect)), {})
     yield info
+
+
+def _recovery(scrape: Scrape) -> Iterator[Metric]:
+    recovery = scrape.recovery
+    lives = [(engine.id, life) for engine, life in zip(scrape.config.engines, recovery.lives, strict=True)]
+    states = StateSetMetricFamily(
+        "narwhal_engine_state",
+        "Where an engine stands on its way out of the fleet and back.",
+        labels=("engine",),
+    )
+    for name, life in lives:
+        states.add_metric((name,), {one.value: one is life.state for one in EngineState})
+    yield states
+    yield _gauge(
+        "engine_last_of_its_role",
+        "1 if a doubtful engine is kept in service since its role would be empty without it.",
+        ("engine",),
+        (((name,), int(life.kept)) for name, life in lives),
+    )
+    yield _gauge(
+        "engine_failures_in_a_row",
+        "Failures since the last success, by class of evidence.",
+        ("engine", "evidence"),
+        (((name, cls), count) for name, life in lives for cls, count in life.failures_in_a_row.items()),
+    )
+    yield _gauge(
+        "engine_handoffs_held",
+        "KV caches that an engine holds for decode legs that have not begun to answer.",
+        ("engine",),
+        (((name,), life.handoffs) for name, life in lives),
+    )
+    for key, doc in (
+        ("ejections", "Times an engine was ejected."),
+        ("readmissions", "Times an ejected engine proved itself and came back."),
+        ("restarts", "Times another process was found to answer for an engine."),
+    ):
+        yield _counter(
+            f"engine_{key}", doc, ("engine",), (((name,), getattr(life, key)) for name, life in lives)
+        )
+    yield _gauge(
+        "retry_budget", "Further attempts that may be made at once.", (), [((), recovery.retries_left)]
+    )
+    yield _counter(
+        "retries_denied", "Attempts not made for want of budget.", (), [((), recovery.retries_denied)]
+    )
+    yield _counter(
+        "monitor_stage_failures",
+        "Failures of the router's own watch over engines, by its stage.",
+        ("stage",),
+        (((stage,), count) for stage, count in sorted(recovery.monitor_failures.items())),
+    )
 
 
 def _router(scrape: Scrape) -> Iterator[Metric]:

@@ -6,12 +6,15 @@ read. Putting them into words is slow, and can then be done on another thread.
 
 from __future__ import annotations
 
+import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from narwhal.accounting.accounts import Accounts
 from narwhal.accounting.journal import Journal
+from narwhal.accounting.recovery import RecoveryFigures
 from narwhal.admission.readiness import Readiness, State
 from narwhal.config import FleetConfig
 from narwhal.fleet.table import FleetTable, Phase
@@ -54,6 +57,8 @@ class Scrape:
     state: State
     state_reason: str
     input_lengths: list[Learned]
+    recovery: RecoveryFigures
+    now: float  # monotonic
     journal: JournalFigures | None
 
 
@@ -68,6 +73,7 @@ class Scraper:
         door: Occupancy,
         readiness: Readiness,
         input_lengths: InputLengths,
+        recovery: Callable[[], RecoveryFigures],
         journal: Journal | None = None,
     ) -> None:
         self._config = config
@@ -76,6 +82,7 @@ class Scraper:
         self._door = door
         self._readiness = readiness
         self._input_lengths = input_lengths
+        self._recovery = recovery
         self._journal = journal
 
     def take(self) -> Scrape:
@@ -94,6 +101,8 @@ class Scraper:
             state=state,
             state_reason=reason,
             input_lengths=self._input_lengths.report(),
+            recovery=self._recovery(),
+            now=time.monotonic(),
             journal=None
             if journal is None
             else JournalFigures(journal.written, journal.dropped, journal.errors, journal.waiting),

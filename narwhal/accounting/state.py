@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import narwhal
+from narwhal.accounting.recovery import as_json
 from narwhal.accounting.scrape import Scrape
 from narwhal.accounting.token_accounting import of_dialect, of_fleet
 from narwhal.fleet.table import Phase
@@ -41,6 +42,11 @@ def state(scrape: Scrape) -> dict[str, Any]:
         "request_body_bytes": accounts.body_bytes.snapshot(),
         "input_lengths": [one._asdict() for one in scrape.input_lengths],
         "engines": _engines(scrape),
+        "retry_budget": {
+            "left": round(scrape.recovery.retries_left, 3),
+            "denied": scrape.recovery.retries_denied,
+        },
+        "monitor_failures": scrape.recovery.monitor_failures,
         "journal": None if scrape.journal is None else asdict(scrape.journal),
     }
 
@@ -61,6 +67,7 @@ def _engine(scrape: Scrape, index: int, failures: dict[tuple[int, Phase], dict[s
         "dialect": engine.dialect.value,
         "token_accounting": of_dialect(engine.dialect).value,
         "available": bool(scrape.available[index]),
+        "lifecycle": as_json(scrape.recovery.lives[index], scrape.now),
         "output_tokens": counters.tokens[index],
         "usage_disagreements": counters.usage_disagreements[index],
         "output_after_done": counters.output_after_done[index],

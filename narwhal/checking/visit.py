@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from narwhal.checking.pages import Card, read_metrics, read_models, read_version
 from narwhal.config import Dialect, EngineConfig, FleetConfig
 from narwhal.engines.engine import Engine, engines_of
 from narwhal.engines.leg import LegLost, Reply
+from narwhal.engines.pages import Card, read_metrics, read_models, read_version
 from narwhal.engines.pool import ConnectionFailed
 
 AT_ONCE = 256  # engines visited at a time

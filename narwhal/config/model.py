@@ -151,6 +151,24 @@ class ServingConfig:
     max_attempts: int = field(
         default=2, metadata=_key(Integer(1, 16), "attempts at one request, the first included")
     )
+    handoff_timeout_s: float = field(
+        default=25.0,
+        metadata=_key(
+            SECONDS, "the oldest handoff sent on; keep it below the engines' own lease (vLLM: 30 s)"
+        ),
+    )
+    retry_share: float = field(
+        default=0.2,
+        metadata=_key(Number(above=0, most=16), "further attempts that each request served pays for"),
+    )
+    retry_reserve: int = field(
+        default=100,
+        metadata=_key(Integer(0, 1_000_000), "further attempts saved up at most, and at the start"),
+    )
+    retry_backoff_s: float = field(
+        default=0.05,
+        metadata=_key(SECONDS, "the longest pause before a second attempt; doubled before each other"),
+    )
     graceful_timeout_s: float = field(
         default=30.0, metadata=_key(SECONDS, "how long a stopping router lets requests finish")
     )
@@ -212,6 +230,33 @@ class ProfilesConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """How engines that fail leave the fleet, and how they come back."""
+
+    eject_after: int = field(
+        default=3, metadata=_key(Integer(1, 1000), "failures of one class in a row that call for a remedy")
+    )
+    liveness_interval_s: float = field(
+        default=2.0, metadata=_key(SECONDS, "with liveness_misses: how soon an idle engine is found dead")
+    )
+    liveness_misses: int = field(
+        default=3, metadata=_key(Integer(1, 100), "liveness probes missed in a row that eject an engine")
+    )
+    probe_timeout_s: float = field(
+        default=10.0, metadata=_key(SECONDS, "the longest that a probe with inference may take")
+    )
+    readmit_ramp_s: float = field(
+        default=30.0, metadata=_key(SECONDS, "how long until an engine that came back has all its seats")
+    )
+    monitor_failure_limit: int = field(
+        default=5, metadata=_key(Integer(1, 1000), "failed passes in a row that make the router degraded")
+    )
+    state_path: str | None = field(
+        default=None, metadata=_key(NewFile(), "file that keeps drains over a restart of the router")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """The fleet file."""
 
@@ -226,4 +271,8 @@ class FleetConfig:
     )
     profiles: ProfilesConfig = field(
         default_factory=ProfilesConfig, metadata=_section(ProfilesConfig, "measured cost curves")
+    )
+    recovery: RecoveryConfig = field(
+        default_factory=RecoveryConfig,
+        metadata=_section(RecoveryConfig, "how engines leave the fleet and come back"),
     )

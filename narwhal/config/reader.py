@@ -32,6 +32,7 @@ from narwhal.config.model import (
     FleetConfig,
     Key,
     ProfilesConfig,
+    RecoveryConfig,
     Role,
     Section,
     ServingConfig,
@@ -86,6 +87,7 @@ def parse(
         serving=ServingConfig(**_section_values(written, "serving")),
         engine=EngineDefaults(**_section_values(written, "engine")),
         profiles=ProfilesConfig(**_section_values(written, "profiles")),
+        recovery=RecoveryConfig(**_section_values(written, "recovery")),
     )
 
 

@@ -27,6 +27,11 @@ class Reply:
 class LegLost(Exception):
     """The engine's connection was lost before a whole reply came; the message says how."""
 
+    def __init__(self, why: str, *, heard: bool) -> None:
+        """`heard`: a part of the reply had come."""
+        super().__init__(why)
+        self.heard = heard
+
 
 class Leg:
     """One engine call under way."""
@@ -99,8 +104,8 @@ class Leg:
         if not self.future.done():
             self.future.set_result(Reply(status, body, retry_after_s))
 
-    def on_lost(self, why: str, stale: bool) -> None:
-        """The connection's call: no reply will come."""
+    def on_lost(self, why: str, heard: bool, stale: bool) -> None:
+        """The connection's call: no reply will come, or (`heard`) no more of it."""
         self._link = None
         if self.future.done():
             return
@@ -108,4 +113,4 @@ class Leg:
             # Once only: a fresh connection is never stale.
             self._pool.open(self._opened, self._failed)
         else:
-            self.future.set_exception(LegLost(why))
+            self.future.set_exception(LegLost(why, heard=heard))

@@ -43,6 +43,7 @@ class Pool:
         self._links: set[EngineLink] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self.events_after_done = 0  # came after a whole answer, and not yet taken into the accounts
+        self.opened = 0  # connections, ever
 
     @property
     def open_connections(self) -> int:
@@ -90,6 +91,7 @@ class Pool:
             if not link.idle:
                 failed(ConnectionFailed("the engine closed the connection at once"))
                 return
+            self.opened += 1
             self._links.add(link)
             if not ready(link):
                 self.free(link)

@@ -10,7 +10,7 @@ door's business.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -53,8 +53,8 @@ class EngineSpec(Protocol):
 class FleetTable:
     """Seats, limits, roles and availability of every engine.
 
-    Columns may be read freely. They change through the methods only; after `set_available` and `set_limit`
-    tell the door with `Door.fleet_changed`.
+    Columns may be read freely. They change through the methods only; after those that begin with `set_` tell
+    the door with `Door.fleet_changed`.
     """
 
     __slots__ = (
@@ -75,9 +75,12 @@ class FleetTable:
         # The same columns, by phase.
         self.limit = (self.prefill_limit, self.decode_limit)
         self.seats = (self.prefill_seats, self.decode_seats)
+        self._order()
+
+    def _order(self) -> None:
         # By phase: the engines whose role answers an ask for it, in order of ID, so that the first of equals
         # is the one that wins a tie.
-        in_order = sorted(range(count), key=self.ids.__getitem__)
+        in_order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
         self.serving = tuple(
             tuple(engine for engine in in_order if self.asked_for(engine) is phase) for phase in Phase
         )
@@ -129,6 +132,12 @@ class FleetTable:
         if limit < 1:
             raise ValueError(f"engine {self.ids[engine]}: a limit of {limit} seats; at least 1 is allowed")
         self.limit[phase][engine] = limit
+
+    def set_roles(self, engines: Iterable[int], role: RoleCode) -> None:
+        """Change what these engines are placed for. Legs already on them keep their seats."""
+        for engine in engines:
+            self.role[engine] = role
+        self._order()
 
     @property
     def idle(self) -> bool:

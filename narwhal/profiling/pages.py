@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from narwhal.checking.pages import read_models
+from narwhal.engines.pages import read_models
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 

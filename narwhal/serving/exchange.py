@@ -27,12 +27,15 @@ from narwhal.engines.engine import Engine
 from narwhal.engines.leg import Leg, LegLost, Reply
 from narwhal.engines.pool import ConnectionFailed
 from narwhal.engines.readings import read_token_count, read_usage
+from narwhal.fleet.health import Evidence
+from narwhal.fleet.retries import pause
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
 from narwhal.profiles.input_length import script_of
 from narwhal.request import CompletionRequest, Route, read
 from narwhal.serving import failures, replies
-from narwhal.serving.failures import LegFailure
+from narwhal.serving.failures import AttemptFailed, LegFailure
+from narwhal.serving.handoff import Handoff
 
 if TYPE_CHECKING:
     from narwhal.serving.head import RequestHead
@@ -60,6 +63,7 @@ class Exchange:
         self._leg: Leg | None = None
         self._relay: Relay | None = None
         self._grants: list[Grant] = []
+        self._handoff: Handoff | None = None
         self._stage_deadline = math.inf
         self._stage_ending: Ending | None = None
         self._decoding = False
@@ -212,24 +216,49 @@ class Exchange:
             record.attempts.append(attempt)
             try:
                 return await self._attempt(request, attempt, avoid)
-            except LegFailure as failure:
+            except AttemptFailed as failure:
                 attempt.failure = failure.ending.name
                 attempt.error = failure.ending.message
-                self._router.leg_failed(failure)
-                avoid |= {failure.engine}
+                if isinstance(failure, LegFailure):
+                    self._router.leg_failed(failure)
+                    avoid |= {failure.engine}
                 if not self._may_try_again(failure, avoid):
                     raise failure.ending from None
             finally:
                 self._drop_leg()
                 self._give_back_seats()
+            await self._back_off()
 
-    def _may_try_again(self, failure: LegFailure, avoid: frozenset[int]) -> bool:
+    def _may_try_again(self, failure: AttemptFailed, avoid: frozenset[int]) -> bool:
         relay = self._relay
         assert relay is not None
         if relay.output_sent or len(self.record.attempts) >= self._serving.max_attempts:
             return False
         # What took too long on the only engine there is would do so again.
-        return not failure.slow or self._router.others_eligible(failure.engine, avoid)
+        if (
+            isinstance(failure, LegFailure)
+            and failure.slow
+            and not self._router.others_eligible(failure.engine, avoid)
+        ):
+            return False
+        if not self._router.retries.spend():
+            failure.ending.message += (
+                "; it was not tried again, since too many requests were of late (serving.retry_share)"
+            )
+            return False
+        return True
+
+    async def _back_off(self) -> None:
+        """Wait a little before another attempt."""
+        base_s = self._serving.retry_backoff_s
+        pause_s = pause(len(self.record.attempts), base_s, self._router.random)
+        future: asyncio.Future[None] = self._loop.create_future()
+        timer = self._loop.call_later(pause_s, future.set_result, None)
+        self._stage = "waiting to be tried again"
+        try:
+            await self._wait(future)
+        finally:
+            timer.cancel()
 
     async def _size(self, request: CompletionRequest) -> None:
         """Learn the input's length in tokens."""
@@ -273,19 +302,45 @@ class Exchange:
         engine = self._router.engines[grant.engine]
         if grant.both:
             attempt.decode = engine.id
-            return await self._decode(request, engine, grant, None, None)
+            return await self._decode(request, engine, grant, None)
         attempt.prefill = engine.id
-        handoff, cached = await self._prefill(request, engine, grant.engine)
+        handoff = await self._prefill(request, engine, grant.engine)
         grant.release(Phase.PREFILL)
-        grant, attempt.decode_waited_s = await self._seat(Phase.DECODE, avoid)
+        grant, attempt.decode_waited_s = await self._decode_seat(handoff, avoid, engine.id)
         engine = self._router.engines[grant.engine]
         attempt.decode = engine.id
-        return await self._decode(request, engine, grant, handoff, cached)
+        return await self._decode(request, engine, grant, handoff)
 
-    async def _seat(self, phase: Phase, avoid: frozenset[int]) -> tuple[Grant, float]:
+    async def _decode_seat(
+        self, handoff: Handoff, avoid: frozenset[int], producer: str
+    ) -> tuple[Grant, float]:
+        """A seat for a decode leg, while the handoff is good for it. Raises AttemptFailed, or Ending."""
+        try:
+            seat = await self._seat(Phase.DECODE, avoid, handoff.expires - time.monotonic())
+        except _StageExpired:
+            limit = self._serving.handoff_timeout_s
+            message = (
+                f"no decode seat came free before the handoff of engine {producer} was {limit:g} s old "
+                "(serving.handoff_timeout_s)"
+            )
+            raise AttemptFailed(Ending("handoff_failed", message)) from None
+        except Ending as ending:
+            if ending.name == "backend_unavailable":
+                # Of the other role there may be engines that take whole requests now.
+                raise AttemptFailed(ending) from None
+            raise
+        if handoff.lost:
+            message = f"engine {producer} was lost while it held the handoff"
+            raise AttemptFailed(Ending("handoff_failed", message))
+        return seat
+
+    async def _seat(
+        self, phase: Phase, avoid: frozenset[int], good_for_s: float = math.inf
+    ) -> tuple[Grant, float]:
         """A seat, and the seconds it was waited for.
 
-        It is away from the engines that failed this request, if there are others.
+        It is away from the engines that failed this request, if there are others. Raises _StageExpired after
+        `good_for_s`, if that is less than any request may wait.
         """
         door = self._router.door
         if avoid and not self._router.eligible(phase, avoid):
@@ -310,12 +365,12 @@ class Exchange:
             return grant, 0.0
         limit = self._serving.queue_timeout_s
         began = time.monotonic()
+        name = "queue_expired" if limit <= good_for_s else "handoff_failed"
         self._enter(
             f"waiting for a {phase.name.lower()} seat",
-            limit,
+            min(limit, good_for_s),
             Ending(
-                "queue_expired",
-                f"no {phase.name.lower()} seat came free within {limit:g} s (serving.queue_timeout_s)",
+                name, f"no {phase.name.lower()} seat came free within {limit:g} s (serving.queue_timeout_s)"
             ),
         )
         try:
@@ -325,10 +380,8 @@ class Exchange:
             self._leave()
         return grant, time.monotonic() - began
 
-    async def _prefill(
-        self, request: CompletionRequest, engine: Engine, index: int
-    ) -> tuple[bytes, int | None]:
-        """The prefill leg: the handoff, and how many prompt tokens the engine found cached."""
+    async def _prefill(self, request: CompletionRequest, engine: Engine, index: int) -> Handoff:
+        """The prefill leg."""
         where = f"engine {engine.id} (prefill leg)"
         limit = self._serving.prefill_timeout_s
         future = self._loop.create_future()
@@ -343,34 +396,37 @@ class Exchange:
         reply = await self._await_leg(future, where, index, Phase.PREFILL)
         assert reply is not None
         if reply.status != 200:
-            ending = failures.of_status(reply, where)
-            raise ending if ending.name == "engine_rejected" else LegFailure(ending, index, Phase.PREFILL)
+            raise failures.of_reply(reply, where, index, Phase.PREFILL)
         try:
             body = Body(reply.body)
             handoff = engine.dialect.read_handoff(body)
         except HandoffError as error:
-            raise LegFailure(Ending("handoff_failed", f"{where}: {error}"), index, Phase.PREFILL) from None
+            ending = Ending("handoff_failed", f"{where}: {error}")
+            raise LegFailure(ending, index, Phase.PREFILL, Evidence.HANDOFF) from None
         except (ValueError, TypeError) as error:
             ending = Ending("broken_stream", f"{where}: its reply is no JSON object: {error}")
-            raise LegFailure(ending, index, Phase.PREFILL) from None
+            raise LegFailure(ending, index, Phase.PREFILL, Evidence.STREAM) from None
+        self._router.leg_succeeded(index)
         self.record.prefill = time.monotonic()
         usage = read_usage(body)
         if usage.prompt_tokens is not None:
             self._learn_length(request, usage.prompt_tokens)
-        return handoff, usage.cached_tokens
+        expires = self.record.prefill + self._serving.handoff_timeout_s
+        self._handoff = Handoff(self._router.lifecycle, index, handoff, usage.cached_tokens, expires)
+        return self._handoff
 
     async def _decode(
         self,
         request: CompletionRequest,
         engine: Engine,
         grant: Grant,
-        handoff: bytes | None,
-        cached: int | None,
+        handoff: Handoff | None,
     ) -> bytes | None:
         """The decode leg, or the one leg on an engine that does all."""
         relay = self._relay
         assert relay is not None
         dialect = engine.dialect
+        params, cached = (handoff.params, handoff.cached_tokens) if handoff is not None else (None, None)
         assembler = None
         if not request.stream:
             assembler = Assembler(
@@ -388,7 +444,7 @@ class Exchange:
         self.record.token_accounting = of_dialect(engine.config.dialect)
         self.record.handoff = time.monotonic()
         self._leg = engine.call(
-            request.route, dialect.decode_body(request, handoff), self._leg_id("d"), future, relay
+            request.route, dialect.decode_body(request, params), self._leg_id("d"), future, relay
         )
         if self._paused:
             self._leg.pause()
@@ -403,12 +459,10 @@ class Exchange:
             self._decoding = False
             self._take_counts(relay, grant.engine)
         if reply is not None:
-            ending = failures.of_status(reply, where)
-            raise (
-                ending if ending.name == "engine_rejected" else LegFailure(ending, grant.engine, Phase.DECODE)
-            )
+            raise failures.of_reply(reply, where, grant.engine, Phase.DECODE)
         if relay.failure is not None:
             raise self._stream_failure(relay, where, grant.engine)
+        self._router.leg_succeeded(grant.engine)
         if grant.both and relay.prompt_tokens > 0:
             self._learn_length(request, relay.prompt_tokens)
         if assembler is None:
@@ -423,11 +477,9 @@ class Exchange:
         name = relay.failure or "broken_stream"
         if name == "engine_error":
             ending = failures.of_error_event(relay.error_object, where)
-            return ending if ending.name == "engine_rejected" else LegFailure(ending, engine, Phase.DECODE)
-        ending = Ending(name, f"{where}: {relay.failure_message}")
-        if name in ("assembly", "response_too_large", "internal_error"):
-            return ending
-        return LegFailure(ending, engine, Phase.DECODE)
+        else:
+            ending = Ending(name, f"{where}: {relay.failure_message}")
+        return failures.of_stream(ending, engine)
 
     async def _await_leg(
         self, future: asyncio.Future[Reply | None], where: str, engine: int, phase: Phase
@@ -437,13 +489,12 @@ class Exchange:
             self._leg = None  # its connection is the pool's again
             return reply
         except ConnectionFailed as error:
-            raise LegFailure(
-                Ending("connect_failed", f"{where} can't be reached: {error}"), engine, phase
-            ) from None
+            ending = Ending("connect_failed", f"{where} can't be reached: {error}")
+            raise LegFailure(ending, engine, phase, Evidence.CONNECTION) from None
         except LegLost as error:
-            raise LegFailure(Ending("broken_stream", f"{where}: {error}"), engine, phase) from None
+            raise failures.of_loss(error, where, engine, phase) from None
         except _StageExpired as error:
-            raise LegFailure(error.ending, engine, phase, slow=True) from None
+            raise LegFailure(error.ending, engine, phase, Evidence.TIMEOUT, slow=True) from None
         finally:
             self._leave()
 
@@ -483,6 +534,7 @@ class Exchange:
 
     def on_output(self) -> None:
         """The first output came."""
+        self._let_go_of_handoff()
         for grant in self._grants:
             if grant.both and Phase.PREFILL in grant.held:
                 grant.release(Phase.PREFILL)
@@ -555,7 +607,13 @@ class Exchange:
 
     # ---- the end
 
+    def _let_go_of_handoff(self) -> None:
+        if self._handoff is not None:
+            self._handoff.let_go()
+            self._handoff = None
+
     def _give_back_seats(self) -> None:
+        self._let_go_of_handoff()
         grants, self._grants = self._grants, []
         for grant in grants:
             grant.release_all()

@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from narwhal.engines.leg import Reply
+from narwhal.engines.leg import LegLost, Reply
+from narwhal.fleet.health import Evidence
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
 
@@ -14,16 +15,56 @@ from narwhal.outcomes import Ending
 _NOT_THE_CLIENTS = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 426, 429})
 
 
-class LegFailure(Exception):
-    """A leg failed in a way that another attempt may mend."""
+class AttemptFailed(Exception):
+    """An attempt failed in a way that another may mend."""
 
-    def __init__(self, ending: Ending, engine: int, phase: Phase, *, slow: bool = False) -> None:
-        """`engine` by index; `slow`: it failed by taking too long, and would again."""
+    def __init__(self, ending: Ending) -> None:
         super().__init__(ending.message)
         self.ending = ending
+
+
+class LegFailure(AttemptFailed):
+    """A leg failed, which speaks against its engine."""
+
+    def __init__(
+        self, ending: Ending, engine: int, phase: Phase, evidence: Evidence, *, slow: bool = False
+    ) -> None:
+        """`engine` by index; `slow`: it failed by taking too long, and would again."""
+        super().__init__(ending)
         self.engine = engine
         self.phase = phase
+        self.evidence = evidence
         self.slow = slow
+
+
+# What an ending of the table says of the engine, where nothing more is known.
+_EVIDENCE = {
+    "engine_error": Evidence.STATUS,
+    "broken_stream": Evidence.STREAM,
+    "token_ids": Evidence.TOKEN_IDS,
+}
+_BY_STATUS = {408: Evidence.TIMEOUT, 429: Evidence.OVERLOAD, 503: Evidence.OVERLOAD}
+
+
+def of_reply(reply: Reply, where: str, engine: int, phase: Phase) -> Ending | LegFailure:
+    """What to raise for a reply that is not what the leg asked for."""
+    ending = of_status(reply, where)
+    if ending.name == "engine_rejected":
+        return ending
+    fallback = Evidence.STREAM if reply.status == 200 else Evidence.STATUS
+    return LegFailure(ending, engine, phase, _BY_STATUS.get(reply.status, fallback))
+
+
+def of_loss(lost: LegLost, where: str, engine: int, phase: Phase) -> LegFailure:
+    """What to raise for a connection that was lost."""
+    evidence = Evidence.STREAM if lost.heard else Evidence.CONNECTION
+    return LegFailure(Ending("broken_stream", f"{where}: {lost}"), engine, phase, evidence)
+
+
+def of_stream(ending: Ending, engine: int) -> Ending | LegFailure:
+    """What to raise for a stream that ended like this."""
+    evidence = _EVIDENCE.get(ending.name)
+    return ending if evidence is None else LegFailure(ending, engine, Phase.DECODE, evidence)
 
 
 def of_status(reply: Reply, where: str) -> Ending:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
+import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from narwhal._fast.relay import Relay
@@ -15,16 +17,24 @@ from narwhal.accounting.accounts import Accounts
 from narwhal.accounting.journal import Journal
 from narwhal.accounting.loop_lag import LoopLag
 from narwhal.accounting.record import Record
+from narwhal.accounting.recovery import RecoveryFigures
 from narwhal.accounting.scrape import Scraper
 from narwhal.admission.door import Door
-from narwhal.admission.readiness import Readiness
+from narwhal.admission.readiness import Readiness, State
 from narwhal.config import FleetConfig
 from narwhal.engines.engine import Engine, engines_of
+from narwhal.fleet.health import Evidence
+from narwhal.fleet.lifecycle import DRAINS, Change, Lifecycle
+from narwhal.fleet.lifecycle import State as EngineState
+from narwhal.fleet.retries import RetryBudget
 from narwhal.fleet.table import FleetTable, Phase
+from narwhal.monitoring.monitor import Monitor
+from narwhal.monitoring.probe import Probe
 from narwhal.outcomes import Ending
 from narwhal.placement.eligible import eligible
 from narwhal.profiles.input_length import InputLengths
 from narwhal.request import Route
+from narwhal.serving.drains import Drain, DrainFile, Drains
 from narwhal.serving.exchange import Exchange
 from narwhal.serving.failures import LegFailure
 
@@ -48,11 +58,32 @@ class Router:
             queue_capacity=config.serving.queue_capacity,
         )
         self.engines = engines_of(config)
+        self.lifecycle = Lifecycle(
+            self.table, config.recovery, time.monotonic(), self._engine_changed, lambda: self.door.held
+        )
+        self.monitor = Monitor(
+            config.recovery,
+            config.model,
+            self.lifecycle,
+            self.readiness,
+            [Probe(engine, config.model) for engine in engines_of(config)],
+            self._engine_restarted,
+        )
+        serving = config.serving
+        self.retries = RetryBudget(serving.retry_share, serving.retry_reserve)
+        self.random = random.Random()
         self.input_lengths = InputLengths()
         self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
         self.accounts = Accounts(config, self._journal.write if self._journal else None)
         self.scraper = Scraper(
-            config, self.accounts, self.table, self.door, self.readiness, self.input_lengths, self._journal
+            config,
+            self.accounts,
+            self.table,
+            self.door,
+            self.readiness,
+            self.input_lengths,
+            self._recovery_figures,
+            self._journal,
         )
         self._loop_lag = LoopLag(self.accounts.loop_lag)
         self.started_at = time.time()
@@ -63,9 +94,14 @@ class Router:
         self._changed = asyncio.Event()  # a request has begun to run, or ended
         self._sweep: asyncio.TimerHandle | None = None
 
+        self._drain_file = DrainFile(config.recovery.state_path) if config.recovery.state_path else None
+        if self._drain_file is not None:
+            self._drain_again(self._drain_file.load())
+
     def start(self) -> None:
         """Begin the housekeeping that goes on once a second."""
         self._loop_lag.start(self.loop)
+        self.monitor.start()
         self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)
 
     async def close(self) -> None:
@@ -75,6 +111,7 @@ class Router:
         if self._sweep is not None:
             self._sweep.cancel()
         self._loop_lag.stop()
+        await self.monitor.close()
         await asyncio.gather(*(engine.pool.close() for engine in self.engines))
         if self._journal is not None:
             await self.loop.run_in_executor(None, self._journal.close)
@@ -116,6 +153,8 @@ class Router:
         """A request has ended; without an ending it was served. `status` is what its client was sent."""
         self.exchanges.discard(exchange)
         self._changed.set()
+        if ending is None:
+            self.retries.served()
         self.accounts.settle(
             exchange.record,
             ending.name if ending else "served",
@@ -126,8 +165,18 @@ class Router:
 
     def leg_failed(self, failure: LegFailure) -> None:
         """A leg failed on its engine."""
-        log.warning("%s", failure.ending.message)
-        self.accounts.engines.leg_failed(failure.engine, failure.phase, failure.ending.name)
+        message, engine = failure.ending.message, failure.engine
+        log.warning("%s", message)
+        self.accounts.engines.leg_failed(engine, failure.phase, failure.ending.name)
+        self.lifecycle.failed(engine, failure.evidence, message, time.monotonic())
+        if failure.evidence is not Evidence.CONNECTION:
+            self.lifecycle.succeeded(engine, (Evidence.CONNECTION,))
+
+    def leg_succeeded(self, engine: int) -> None:
+        """A leg did on its engine what it was to do."""
+        self.monitor.heard[engine] = time.monotonic()
+        if engine in self.lifecycle.tainted:
+            self.lifecycle.succeeded(engine, Evidence)
 
     def counted(self, engine: int, relay: Relay) -> None:
         """A decode leg's stream is over: its output counts for its engine."""
@@ -158,6 +207,64 @@ class Router:
         """Some engine that serves a phase."""
         engines = eligible(self.table, phase, frozenset())
         return self.engines[engines[0]] if engines else None
+
+    def _recovery_figures(self) -> RecoveryFigures:
+        return RecoveryFigures.of(self.lifecycle, self.monitor.failures, self.retries)
+
+    # ---- engines come and go
+
+    def _engine_changed(self, change: Change) -> None:
+        level = (
+            logging.WARNING if change.after in (EngineState.PROBING, EngineState.EJECTED) else logging.INFO
+        )
+        log.log(level, "engine %s is %s: %s", self.engines[change.engine].id, change.after, change.why)
+        if self.lifecycle.all_drained:
+            self.readiness.set(
+                State.MAINTENANCE,
+                "drain",
+                "every engine is drained; readmit one (POST /narwhal/lifecycle/readmit)",
+            )
+        else:
+            self.readiness.clear(State.MAINTENANCE, "drain")
+        self.door.fleet_changed()
+        self.monitor.changed(change)
+
+    def drain(self, engines: list[int], deadline_s: float | None, reason: str) -> None:
+        """Give these engines nothing new; from `deadline_s` on they are safe to stop whatever runs."""
+        now = time.monotonic()
+        self.lifecycle.drain(engines, None if deadline_s is None else now + deadline_s, now, reason)
+
+    def readmit(self, engines: list[int]) -> None:
+        """Take drained engines back."""
+        self.lifecycle.readmit(engines, time.monotonic())
+        self.monitor.hurry()
+
+    def save_drains(self) -> Callable[[], None]:
+        """What writes the drains of now to their file, if there is one; call it on another thread."""
+        if self._drain_file is None:
+            return lambda: None
+        ahead = time.time() - time.monotonic()
+        drains = {
+            self.table.ids[engine]: Drain(
+                None if life.drain_until is None else life.drain_until + ahead, life.drain_reason
+            )
+            for engine, life in enumerate(self.lifecycle.lives)
+            if life.state in DRAINS
+        }
+        return functools.partial(self._drain_file.save, self._drain_file.ticket(), drains)
+
+    def _drain_again(self, drains: Drains) -> None:
+        """Go on with the drains of before a restart."""
+        for name, drain in drains.items():
+            engine = self.table.index.get(name)
+            if engine is None:
+                log.warning("engine %s was drained, and is no engine of the fleet any more", name)
+            else:
+                until = None if drain.until is None else drain.until - time.time()
+                self.drain([engine], until, drain.reason)
+
+    def _engine_restarted(self, engine: int) -> None:
+        """Another process answers for this engine: what was learned of the old one is void."""
 
     # ---- housekeeping
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import orjson
-
 from narwhal.accounting.metrics import render
 from narwhal.accounting.state import state as accounting_state
 from narwhal.accounting.token_accounting import of_fleet
@@ -19,16 +17,15 @@ from narwhal.admission.readiness import State
 from narwhal.config import Admission
 from narwhal.outcomes import Ending
 from narwhal.request import Route
-from narwhal.serving import replies
+from narwhal.serving import lifecycle_pages, replies
 from narwhal.serving.exchange import Exchange
+from narwhal.serving.pages import Answer, Later, as_json, fields_of
 
 if TYPE_CHECKING:
     from narwhal.serving.head import RequestHead
     from narwhal.serving.http import ClientConnection, Handler
     from narwhal.serving.router import Router
 
-Answer = tuple[int, bytes, str]  # status, body, content type
-Later = Callable[[], Answer]  # the slow part of a page, for another thread
 Page = Callable[["Router", "RequestHead", bytes], "Answer | Later"]
 
 log = logging.getLogger("narwhal.serving")
@@ -38,10 +35,6 @@ PAGE_BODY_S = 30.0  # how long such a body may take to come
 REASON_LIMIT = 500  # characters
 _MODELS = "/v1/models"
 _COMPLETIONS = {"/v1/completions": Route.COMPLETIONS, "/v1/chat/completions": Route.CHAT}
-
-
-def _json(value: object, status: int = 200) -> Answer:
-    return status, orjson.dumps(value), replies.JSON
 
 
 def _model(router: Router) -> dict[str, Any]:
@@ -56,19 +49,19 @@ def _model(router: Router) -> dict[str, Any]:
 
 def models(router: Router, head: RequestHead, body: bytes) -> Answer:
     """The one model."""
-    return _json({"object": "list", "data": [_model(router)]})
+    return as_json({"object": "list", "data": [_model(router)]})
 
 
 def model(router: Router, head: RequestHead, body: bytes) -> Answer:
     """The one model by name."""
-    return _json(_model(router))
+    return as_json(_model(router))
 
 
 def health(router: Router, head: RequestHead, body: bytes) -> Answer:
     """The process lives."""
     table = router.table
     available = sum(table.available)
-    return _json(
+    return as_json(
         {
             "status": "ok",
             "engines": {"total": len(table), "available": available, "unavailable": len(table) - available},
@@ -80,9 +73,9 @@ def ready(router: Router, head: RequestHead, body: bytes) -> Answer:
     """It may be given traffic; else the reason."""
     blocker = router.readiness.blocker
     if blocker is None:
-        return _json({"status": "ready"})
+        return as_json({"status": "ready"})
     state, reason = blocker
-    return _json({"status": state.value, "reason": reason}, 503)
+    return as_json({"status": state.value, "reason": reason}, 503)
 
 
 def metrics(router: Router, head: RequestHead, body: bytes) -> Later:
@@ -115,7 +108,7 @@ def state(router: Router, head: RequestHead, body: bytes) -> Later:
         for engine, count in zip(report["engines"], connections, strict=True):
             engine["connections"] = count
         predictive = config.serving.admission is Admission.PREDICTIVE
-        return _json(
+        return as_json(
             {
                 **report,
                 "started_at": router.started_at,
@@ -138,16 +131,7 @@ def state(router: Router, head: RequestHead, body: bytes) -> Later:
 
 def maintenance(router: Router, head: RequestHead, body: bytes) -> Answer:
     """Set or clear maintenance by hand: `{"on": true, "reason": "..."}`."""
-    try:
-        wanted = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Ending("invalid_json", f"the body is not valid JSON: {error}") from None
-    if not isinstance(wanted, dict):
-        raise Ending("invalid_body", "the body must be a JSON object")
-    for name in wanted:
-        if name not in ("on", "reason"):
-            message = f"there is no field `{name[:64]}`; there are `on` and `reason`"
-            raise Ending("invalid_field", message, param=name[:64])
+    wanted = fields_of(body, ("on", "reason"))
     on, reason = wanted.get("on"), wanted.get("reason")
     if not isinstance(on, bool):
         seen = "nothing" if on is None else str(on)[:64]
@@ -162,7 +146,7 @@ def maintenance(router: Router, head: RequestHead, body: bytes) -> Answer:
     else:
         router.readiness.clear(State.MAINTENANCE, "operator")
     log.info("maintenance was %s by hand%s", "set" if on else "cleared", f": {reason}" if on else "")
-    return _json({"status": router.readiness.status.value})
+    return as_json({"status": router.readiness.status.value})
 
 
 _GET: dict[str, Page] = {
@@ -171,8 +155,13 @@ _GET: dict[str, Page] = {
     "/ready": ready,
     "/metrics": metrics,
     "/narwhal/state": state,
+    "/narwhal/lifecycle": lifecycle_pages.show,
 }
-_CONTROL: dict[str, Page] = {"/narwhal/maintenance": maintenance}
+_CONTROL: dict[str, Page] = {
+    "/narwhal/maintenance": maintenance,
+    "/narwhal/lifecycle/drain": lifecycle_pages.drain,
+    "/narwhal/lifecycle/readmit": lifecycle_pages.readmit,
+}
 
 
 def find(router: Router, connection: ClientConnection, head: RequestHead) -> Handler:

@@ -60,6 +60,8 @@ def config_of(
 ) -> FleetConfig:
     """The configuration for a fleet; `engines` are keys for each of its engines."""
     keys = {"port": 0, "admission": "open"} | (serving or {})
+    # Engines see no probes, unless a test is about those.
+    sections["recovery"] = {"liveness_interval_s": 3600} | sections.get("recovery", {})
     document = fleet.config(serving=keys, **sections)
     for engine in document["engines"]:
         engine.update(engines or {})

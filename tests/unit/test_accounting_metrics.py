@@ -21,11 +21,15 @@ from narwhal.accounting.journal import Journal
 from narwhal.accounting.loop_lag import LoopLag
 from narwhal.accounting.metrics import render
 from narwhal.accounting.record import Attempt
+from narwhal.accounting.recovery import RecoveryFigures
 from narwhal.accounting.scrape import Scrape, Scraper
 from narwhal.accounting.state import state
 from narwhal.accounting.token_accounting import TokenAccounting, of_fleet
 from narwhal.admission.readiness import Readiness, State
 from narwhal.config import parse
+from narwhal.fleet.health import Evidence
+from narwhal.fleet.lifecycle import Lifecycle
+from narwhal.fleet.retries import RetryBudget
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.outcomes import OUTCOMES
 from narwhal.profiles.input_length import InputLengths
@@ -79,7 +83,20 @@ def scrape(tmp_path: Path) -> Scrape:
     journal.write({})
     lengths = InputLengths()
     lengths.learn("chat", 4000, 2000)  # the estimate was 1000
-    return Scraper(CONFIG, accounts, table, Door(), readiness, lengths, journal).take()
+    lifecycle = Lifecycle(FleetTable(CONFIG.engines), CONFIG.recovery, 0.0)
+    lifecycle.failed(0, Evidence.STREAM, "it was cut short", 1.0)
+    for _ in range(3):
+        lifecycle.failed(1, Evidence.TOKEN_IDS, "it had none", 1.0)
+    lifecycle.started(2, 5.0)
+    lifecycle.started(2, 6.0)
+    retries = RetryBudget(0.5, 1)
+    retries.spend()
+    retries.spend()
+
+    def recovery() -> RecoveryFigures:
+        return RecoveryFigures.of(lifecycle, {"liveness": 3}, retries)
+
+    return Scraper(CONFIG, accounts, table, Door(), readiness, lengths, recovery, journal).take()
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -119,6 +136,15 @@ def test_metrics_say_what_was_counted(scrape: Scrape) -> None:
     assert ("narwhal_engine_seats_limit", frozenset({"engine": "p0", "phase": "decode"}.items())) not in found
     assert value("narwhal_engine_available", engine="d0") == 0
     assert value("narwhal_engine_legs_total", engine="p0", phase="prefill") == 1
+    assert value("narwhal_engine_state", engine="p0", narwhal_engine_state="serving") == 1
+    assert value("narwhal_engine_state", engine="d0", narwhal_engine_state="probing") == 1
+    assert value("narwhal_engine_last_of_its_role", engine="d0") == 1
+    assert value("narwhal_engine_failures_in_a_row", engine="p0", evidence="stream") == 1
+    assert value("narwhal_engine_ejections_total", engine="d0") == 0
+    assert value("narwhal_engine_restarts_total", engine="b0") == 1
+    assert value("narwhal_retry_budget") == 0
+    assert value("narwhal_retries_denied_total") == 1
+    assert value("narwhal_monitor_stage_failures_total", stage="liveness") == 3
     assert (
         value("narwhal_engine_leg_failures_total", engine="p0", phase="prefill", reason="connect_failed") == 1
     )

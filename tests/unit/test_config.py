@@ -48,6 +48,10 @@ serving:
   max_request_bytes: 1_000_000
   max_response_bytes: 2000000
   max_attempts: 3
+  handoff_timeout_s: 20
+  retry_share: 0.5
+  retry_reserve: 0
+  retry_backoff_s: 0.1
   graceful_timeout_s: 5
   head_timeout_s: 6
   body_timeout_s: 7
@@ -65,6 +69,14 @@ engine:
   idle_connection_s: 2
 profiles:
   path: profiles.json
+recovery:
+  eject_after: 2
+  liveness_interval_s: 0.5
+  liveness_misses: 4
+  probe_timeout_s: 3
+  readmit_ramp_s: 5
+  monitor_failure_limit: 6
+  state_path: drains.json
 """
 SHORT = """\
 model: m
@@ -119,6 +131,7 @@ def test_every_key_is_read(base: Path) -> None:
     assert (engine.sizing, engine.ca_file) == (Sizing.EXACT, str(base / "ca.pem"))
     assert (serving.control_token_env, engine.api_key_env) == ("TOKEN", "KEY")
     assert config.profiles.path == str(base / "profiles.json")
+    assert config.recovery.state_path == str(base / "drains.json")
     written = {row.path.rpartition(".")[2] for row in describe()}
     assert all(f"{name}:" in EVERY_KEY for name in written), "this test must name every key"
 
@@ -127,7 +140,7 @@ def test_defaults_are_those_of_the_table() -> None:
     config = parse(SHORT, "fleet.yaml")
     for row in describe():
         section, _, name = row.path.rpartition(".")
-        if row.default != "required" and section in ("serving", "engine", "profiles"):
+        if row.default != "required" and section in ("serving", "engine", "profiles", "recovery"):
             value = getattr(getattr(config, section), name)
             assert ("none" if value is None else str(value)) == row.default
     engine = config.engines[0]
@@ -197,6 +210,8 @@ def test_a_missing_required_key_is_named(path: str) -> None:
         ("engine.sizing", ["guess"]),
         ("engine.dialect", ["sglang"]),
         ("profiles.path", ["5", "[]"]),
+        ("recovery.eject_after", ["0"]),
+        ("recovery.state_path", ["/", "/nowhere/at/all/s.json"]),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused_with_its_line(key: str, values: list[str]) -> None:
@@ -268,7 +283,7 @@ def test_a_fleet_without_engines_is_refused(engines: str) -> None:
     assert (problem.path, problem.line) == ("engines", 3)
 
 
-@pytest.mark.parametrize("section", ["serving", "engine", "profiles"])
+@pytest.mark.parametrize("section", ["serving", "engine", "profiles", "recovery"])
 def test_an_optional_section_may_be_left_empty_but_nothing_else_than_a_mapping(section: str) -> None:
     assert parse(f"{SHORT}{section}:\n", "fleet.yaml") == parse(SHORT, "fleet.yaml")
     for value in ("[]", "5", '""', "- a"):

@@ -24,11 +24,13 @@ ORDER = (
     ("placement",),
     ("admission",),
     ("engines",),
+    ("monitoring",),
     ("accounting",),
     ("serving",),
     ("harness",),
     ("checking",),
     ("profiling",),
+    ("operating",),
     ("demo",),
     ("cli",),
 )
@@ -41,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["harness"] -= {"serving", "fleet", "placement", "admission"}  # it measures anyone's endpoint
 ALLOWED["demo"] |= {"sim"}  # it runs simulated engines
 ALLOWED["cli"] |= {"sim", "logs"}  # likewise; and it says how the process logs
-for room in ("checking", "harness", "demo", "cli"):
+for room in ("checking", "harness", "operating", "demo", "cli"):
     ALLOWED[room] |= {"arguments"}
 ALLOWED["arguments"] = ALLOWED["logs"] = set()
 ALLOWED["sim"] = {"profiles"}  # an engine knows nothing of the router; it shares the curves

@@ -7,7 +7,7 @@ from typing import Protocol
 import orjson
 
 from narwhal._fast.body import Body, Kind
-from narwhal.request import CompletionRequest
+from narwhal.request import CompletionRequest, Route
 
 Pieces = list[bytes | memoryview]
 
@@ -21,6 +21,7 @@ class Dialect(Protocol):
 
     name: str
     supplies_token_ids: bool
+    probe_route: Route  # one that every such server has for a text of any kind
 
     def prefill_body(self, request: CompletionRequest) -> Pieces:
         """The prefill leg's body."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from narwhal._fast.body import Body
 from narwhal.engines.dialects.base import HandoffError, Pieces, ask_for_usage, name_model
-from narwhal.request import CompletionRequest
+from narwhal.request import CompletionRequest, Route
 
 
 class OpenAI:
@@ -12,6 +12,7 @@ class OpenAI:
 
     name = "openai"
     supplies_token_ids = False
+    probe_route = Route.CHAT
 
     def prefill_body(self, request: CompletionRequest) -> Pieces:
         """There is no prefill leg; the config reader lets such engines be `both` only."""

@@ -10,7 +10,7 @@ import orjson
 
 from narwhal._fast.body import Body
 from narwhal.engines.dialects.base import HandoffError, Pieces, ask_for_usage, name_model
-from narwhal.request import CompletionRequest
+from narwhal.request import CompletionRequest, Route
 
 _PREFILL_ONLY = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
@@ -35,6 +35,7 @@ class Vllm:
 
     name = "vllm"
     supplies_token_ids = True
+    probe_route = Route.COMPLETIONS
 
     def prefill_body(self, request: CompletionRequest) -> Pieces:
         """The client's body, not streaming, cut down to one token, KV cache kept for a remote decode."""

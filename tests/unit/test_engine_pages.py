@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narwhal.checking.pages import Card, read_metrics, read_models, read_version
+from narwhal.engines.pages import Card, read_metrics, read_models, read_version
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

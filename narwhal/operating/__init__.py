@@ -1,0 +1,1 @@
+"""`narwhal engines`, `drain` and `readmit`: an operator talks to a running router."""

@@ -1,0 +1,220 @@
+"""Engines leave the fleet when they fail, or are dead, and come back when they work: over sockets."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from narwhal.fleet.lifecycle import State
+from narwhal.sim import Fault, FaultName, SimOptions
+from tests.http.support import CHAT, Routed, body_for, eventually, on_router
+
+# Quick enough to wait for. Each probe has half a second at the least, since machines are busy.
+QUICK = {"liveness_interval_s": 0.75, "liveness_misses": 2, "readmit_ramp_s": 0.2, "probe_timeout_s": 5}
+PAIRS: dict[str, Any] = {"prefill": 2, "decode": 2}
+
+
+def state(where: Routed, engine: str) -> State:
+    return where.router.lifecycle.lives[where.router.table.index[engine]].state
+
+
+def available(where: Routed) -> list[str]:
+    table = where.router.table
+    return [name for name, engine in table.index.items() if table.available[engine]]
+
+
+async def served_by(where: Routed) -> tuple[str | None, str]:
+    """Serve one request; the engines of its only attempt."""
+    rows = sum(where.endings.values())
+    assert (await where.ask(CHAT, body_for(CHAT, stream=True))).ended == "whole"
+    (attempt,) = (await where.rows(rows + 1))[-1]["attempts"]
+    return attempt["prefill"], attempt["decode"]
+
+
+@pytest.mark.parametrize("fault", [FaultName.REFUSE, FaultName.UNHEALTHY, FaultName.HANG])
+def test_a_dead_idle_engine_is_found_in_time_without_a_request_and_comes_back(fault: FaultName) -> None:
+    async def test(where: Routed) -> None:
+        await eventually(lambda: where.fleet["p0"].stats.connections_opened)
+        began = time.monotonic()
+        if fault is FaultName.HANG:
+            # As a stopped process does: the kernel takes connections, and nobody answers.
+            port = where.fleet["p0"].port
+            await where.fleet["p0"].stop()
+            silent = socket.create_server(("127.0.0.1", port))
+        else:
+            where.fleet["p0"].faults.set(Fault(fault, status=503))
+        await eventually(lambda: state(where, "p0") is State.EJECTED)
+        took = time.monotonic() - began
+        # On a busy machine the router itself may be late.
+        assert took < QUICK["liveness_interval_s"] * QUICK["liveness_misses"] + 0.5
+        assert where.counts["offered"] == 0
+        assert (await served_by(where))[0] == "p1"
+        if fault is FaultName.HANG:
+            silent.close()
+            await where.fleet["p0"].start(port=port)
+        where.fleet["p0"].faults.set()
+        await eventually(lambda: state(where, "p0") is State.SERVING)
+        assert (await served_by(where))[0] == "p0"
+
+    on_router(test, **PAIRS, recovery=QUICK)
+
+
+def test_the_way_back_asks_for_health_the_model_a_token_and_a_real_handoff() -> None:
+    async def test(where: Routed) -> None:
+        d0 = where.fleet["d0"]
+        d0.faults.set(Fault(FaultName.BAD_STATUS, leg="decode"))
+        for _ in range(3):
+            assert (await where.ask(CHAT, body_for(CHAT, stream=True))).status == 200
+        # Its health is fine, but it can't compute.
+        await eventually(lambda: state(where, "d0") is State.EJECTED)
+        assert "answered with 500" in where.router.lifecycle.lives[2].why
+        d0.requests.clear()
+        where.fleet["p0"].requests.clear()
+        d0.faults.set()
+        await eventually(lambda: state(where, "d0") in (State.READMITTING, State.SERVING))
+        probes = [seen for seen in d0.requests if (seen.header("x-request-id") or "").startswith("probe-")]
+        assert [seen.leg for seen in probes][-2:] == ["whole", "decode"]
+        assert d0.external_tokens > 128  # KV cache that came from elsewhere
+        assert where.fleet["p0"].stats.handoffs_spoiled == 0
+        await eventually(lambda: state(where, "d0") is State.SERVING)
+
+    on_router(test, **PAIRS, recovery=QUICK)
+
+
+def test_an_engine_with_another_model_does_not_come_back() -> None:
+    async def test(where: Routed) -> None:
+        d0, port = where.fleet["d0"], where.fleet["d0"].port
+        await d0.stop()
+        await eventually(lambda: state(where, "d0") is State.EJECTED)
+        proper, d0.options = d0.options, SimOptions(model="another", role="decode")
+        await d0.start(port=port)
+        life = where.router.lifecycle.lives[2]
+        await eventually(lambda: "does not serve the model sim-model, but another" in life.why)
+        assert state(where, "d0") is State.EJECTED
+        d0.options = proper
+
+    on_router(test, **PAIRS, recovery=QUICK)
+
+
+@pytest.mark.parametrize(
+    ("fault", "evidence"),
+    [
+        (Fault(FaultName.IDS_MISSING), "token_ids"),
+        (Fault(FaultName.DIE_AFTER, how="close"), "stream"),
+        (Fault(FaultName.BAD_STATUS, status=500), "status"),
+        (Fault(FaultName.RESET), "connection"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_requests_meet_a_faulty_engine_three_times_and_no_more(fault: Fault, evidence: str) -> None:
+    async def test(where: Routed) -> None:
+        where.fleet["d0"].faults.set(fault)
+        for _ in range(6):
+            body = body_for(CHAT, stream=True)
+            assert (await where.ask(CHAT, body)).ended == "whole"
+            await eventually(lambda: state(where, "d0") is not State.PROBING)
+        rows = await where.rows(6)
+        assert sum(len(row["attempts"]) - 1 for row in rows) == 3
+        assert state(where, "d0") is State.EJECTED
+        assert [row["attempts"][-1]["decode"] for row in rows] == ["d1"] * 6
+        where.fleet["d0"].faults.set()
+
+    on_router(test, **PAIRS)
+
+
+def test_an_overloaded_engine_that_says_it_is_well_goes_on() -> None:
+    async def test(where: Routed) -> None:
+        where.fleet["d0"].faults.set(Fault(FaultName.BAD_STATUS, status=503, count=3))
+        for _ in range(3):
+            await where.ask(CHAT, body_for(CHAT, stream=True))
+        await eventually(lambda: state(where, "d0") is State.SERVING)
+        assert "passed the health probe" in where.router.lifecycle.lives[2].why
+        assert where.router.lifecycle.ejections == [0, 0, 0, 0]
+        assert await served_by(where) == ("p0", "d0")
+
+    on_router(test, **PAIRS)
+
+
+def test_the_last_of_its_role_is_asked_however_doubtful_it_is() -> None:
+    async def test(where: Routed) -> None:
+        where.fleet["d0"].faults.set(Fault(FaultName.IDS_MISSING))
+        for _ in range(3):
+            assert (await where.ask(CHAT, body_for(CHAT))).status == 502
+        await eventually(lambda: state(where, "d0") is State.EJECTED)
+        assert (await where.ask(CHAT, body_for(CHAT))).status == 502
+        where.fleet["d0"].faults.set()
+        assert await served_by(where) == ("p0", "d0")
+
+    on_router(test)
+
+
+def test_prefill_engines_serve_whole_requests_while_no_engine_decodes_and_after_that_none() -> None:
+    async def test(where: Routed) -> None:
+        d0, port = where.fleet["d0"], where.fleet["d0"].port
+        await d0.stop()
+        await eventually(lambda: "d0" not in available(where))
+        assert await served_by(where) == (None, "p0")
+        await d0.start(port=port)
+        await eventually(lambda: "d0" in available(where))
+        assert await served_by(where) == ("p0", "d0")
+
+    on_router(test, recovery=QUICK)
+
+
+def test_with_nobody_left_requests_are_turned_away() -> None:
+    async def test(where: Routed) -> None:
+        for engine in where.fleet.engines:
+            engine.faults.set("refuse")
+        await eventually(lambda: not available(where))
+        answer = await where.ask(CHAT, body_for(CHAT))
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "backend_unavailable")
+
+    on_router(test, recovery=QUICK)
+
+
+def test_a_restart_that_nobody_noticed_is_seen_by_the_processs_start() -> None:
+    async def test(where: Routed) -> None:
+        p0, port = where.fleet["p0"], where.fleet["p0"].port
+        lives = where.router.lifecycle
+        await eventually(lambda: lives.lives[0].started_at is not None)
+        await p0.stop()
+        await p0.start(port=port)
+        await eventually(lambda: lives.restarts[0] == 1)
+        assert lives.lives[0].generation >= 1
+
+    on_router(test, recovery=QUICK | {"liveness_misses": 5})
+
+
+def test_probes_go_over_connections_of_their_own() -> None:
+    async def test(where: Routed) -> None:
+        await eventually(lambda: where.fleet["p0"].stats.connections_opened == 1)
+        assert where.router.engines[0].pool.open_connections == 0
+
+    on_router(test, recovery=QUICK)
+
+
+def test_a_monitor_that_keeps_failing_closes_the_door_until_a_clean_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(where: Routed) -> None:
+        def broken(now: float) -> None:
+            raise RuntimeError("a fault of the router's own")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(where.router.lifecycle), "tick", lambda self, now: broken(now))
+            await eventually(lambda: where.router.readiness.blocker)
+            ready = await where.ask("/ready", method="GET")
+            assert ready.status == 503
+            assert ready.json()["status"] == "monitoring_degraded"
+            assert "lives" in ready.json()["reason"]
+            refused = await where.ask(CHAT, body_for(CHAT))
+            assert (refused.status, refused.json()["error"]["code"]) == (503, "monitoring_degraded")
+            assert where.router.monitor.failures["lives"] >= 3
+        await eventually(lambda: not where.router.readiness.blocker)
+        await served_by(where)
+
+    recovery = {"liveness_interval_s": 0.05, "liveness_misses": 20, "monitor_failure_limit": 3}
+    on_router(test, recovery=recovery)
