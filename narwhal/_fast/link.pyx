@@ -51,13 +51,13 @@ cdef class EngineLink:
     def start(self, list pieces not None, Py_ssize_t size, leg, Relay relay=None) -> None:
         """Send a request of these pieces, `size` bytes in all.
 
-        `leg` has `on_reply(status, body, retry_after_s)` for a collected reply and `on_lost(why, heard, stale)` when
+        `leg` has `on_reply(status, body, retry_after_s)` for a collected reply; `on_lost(why, heard, stale)` if
         none will come; `stale` says that a reused connection had been closed before a byte of reply came.
         A streamed reply ends at the relay's owner instead. On a connection that is gone already, `on_lost` is
         called before this returns.
         """
         if self.outlet.transport is None:
-            leg.on_lost("the engine closed the connection before the request was sent", self.reused)
+            leg.on_lost("the engine closed the connection before the request was sent", False, self.reused)
             return
         self.leg = leg
         self.relay = relay
