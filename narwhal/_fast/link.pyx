@@ -51,8 +51,8 @@ cdef class EngineLink:
     def start(self, list pieces not None, Py_ssize_t size, leg, Relay relay=None) -> None:
         """Send a request of these pieces, `size` bytes in all.
 
-        `leg` has `on_reply(status, body, retry_after_s)` for a collected reply; `on_lost(why, heard, stale)` if
-        none will come; `stale` says that a reused connection had been closed before a byte of reply came.
+        `leg` has `on_reply(status, body, retry_after_s)` for a collected reply, and for when none will come
+        `on_lost(why, heard, stale)`; `stale` says that a reused connection had been closed before a byte of reply came.
         A streamed reply ends at the relay's owner instead. On a connection that is gone already, `on_lost` is
         called before this returns.
         """
