@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
 
-.PHONY: help build demo test test-real lint format bench bench-guard clean
+.PHONY: help build demo test test-real chaos lint format bench bench-guard clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a simulated fleet, the router, one streamed answer, a short load"
 	@echo "make test       unit, property and socket tests"
 	@echo "make test-real  the same through real vLLM engines on this CPU"
+	@echo "make chaos      a minute of killed, stopped and misbehaving engines under load"
 	@echo "make lint       ruff, mypy --strict, cython-lint"
 	@echo "make format     let ruff format the code"
 	@echo "make bench      what it costs: benchmarks with tables"
@@ -36,6 +37,9 @@ test: build
 
 test-real: build
 	$(BIN)/python -m pytest tests/real --timeout 420
+
+chaos: build
+	NARWHAL_CHAOS_S=60 $(BIN)/python -m pytest tests/http/test_chaos.py -s
 
 lint: build
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ cdef class EngineLink:
     cdef Relay tail             # has its whole answer; events that still come are counted
     cdef long long tail_counted  # of those, what the relay's owner has been told
     cdef bint streaming         # this reply goes to the relay
-    cdef bint heard             # a byte of this reply came
+    cdef readonly bint heard    # a byte of this reply came
     cdef bint paused            # reading has stopped
     cdef readonly bint reused   # it has served a request before this one
     cdef readonly double freed_at   # when its last answer was complete

@@ -51,13 +51,13 @@ cdef class EngineLink:
     def start(self, list pieces not None, Py_ssize_t size, leg, Relay relay=None) -> None:
         """Send a request of these pieces, `size` bytes in all.
 
-        `leg` has `on_reply(status, body, retry_after_s)` for a collected reply, and for when none will come
-        `on_lost(why, heard, stale)`; `stale` says that a reused connection had been closed before a byte of reply came.
+        `leg` has `on_reply(status, body, retry_after_s)` for a collected reply and `on_lost(why, stale)` when
+        none will come; `stale` says that a reused connection had been closed before a byte of reply came.
         A streamed reply ends at the relay's owner instead. On a connection that is gone already, `on_lost` is
         called before this returns.
         """
         if self.outlet.transport is None:
-            leg.on_lost("the engine closed the connection before the request was sent", False, self.reused)
+            leg.on_lost("the engine closed the connection before the request was sent", self.reused)
             return
         self.leg = leg
         self.relay = relay
@@ -318,4 +318,4 @@ cdef class EngineLink:
         self.leg = None
         self.relay = None
         if leg is not None:
-            leg.on_lost(why, self.heard, stale)
+            leg.on_lost(why, stale)

@@ -104,8 +104,9 @@ class Leg:
         if not self.future.done():
             self.future.set_result(Reply(status, body, retry_after_s))
 
-    def on_lost(self, why: str, heard: bool, stale: bool) -> None:
-        """The connection's call: no reply will come, or (`heard`) no more of it."""
+    def on_lost(self, why: str, stale: bool) -> None:
+        """The connection's call: no reply will come."""
+        heard = self._link is not None and self._link.heard
         self._link = None
         if self.future.done():
             return

@@ -103,7 +103,7 @@ class Call:
 
     # What the link calls.
 
-    def on_lost(self, why: str, heard: bool, stale: bool) -> None:
+    def on_lost(self, why: str, stale: bool) -> None:
         """No reply will come."""
         self._link = None
         if self._over:

@@ -58,7 +58,7 @@ class Leg:
     def on_reply(self, status: int, body: bytes, retry_after_s: int) -> None:
         self.told.append((status, body, retry_after_s))
 
-    def on_lost(self, why: str, heard: bool, stale: bool) -> None:
+    def on_lost(self, why: str, stale: bool) -> None:
         assert why
         self.told.append(("lost", stale))
 
