@@ -104,7 +104,8 @@ class Call:
     # What the link calls.
 
     def on_lost(self, why: str, stale: bool) -> None:
-        """No reply will come."""
+        """No reply will come, or no more of it."""
+        heard = self._link is not None and self._link.heard
         self._link = None
         if self._over:
             return
@@ -113,7 +114,7 @@ class Call:
             self._sent_again = True
             self._pool.open(self._opened, self._failed)
         else:
-            self._fail("connection_lost", why)
+            self._fail("broken_reply" if heard else "connection_lost", why)
 
     def on_reply(self, status: int, body: bytes, retry_after_s: int) -> None:
         """A reply that came whole."""

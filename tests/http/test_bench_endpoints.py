@@ -146,7 +146,7 @@ def test_a_broken_whole_reply_is_a_failure_too(fault: FaultName) -> None:
         engine.faults.set(Fault(fault, count=3))
         run = await Bench(engine.url).run(TEN, stream=False)
         point = run.summary()["points"][0]
-        expected = "bad_reply" if fault is FaultName.BROKEN_JSON else "connection_lost"
+        expected = "bad_reply" if fault is FaultName.BROKEN_JSON else "broken_reply"
         assert point["failures"] == {expected: 3}
         assert point["requests"]["served"] == 7
 
