@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
 
-.PHONY: help build demo test test-real lint format bench bench-guard clean
+.PHONY: help build demo test test-real fuzz lint format bench bench-guard clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a simulated fleet, the router, one streamed answer, a short load"
 	@echo "make test       unit, property and socket tests"
 	@echo "make test-real  the same through real vLLM engines on this CPU"
+	@echo "make fuzz       random inputs for the parsers, a minute of it, against their oracles"
 	@echo "make lint       ruff, mypy --strict, cython-lint"
 	@echo "make format     let ruff format the code"
 	@echo "make bench      what it costs: benchmarks with tables"
@@ -36,6 +37,14 @@ test: build
 
 test-real: build
 	$(BIN)/python -m pytest tests/real --timeout 420
+
+# What only fuzzing needs is installed with it, beside the rest: --no-build-isolation uses what is there to build.
+$(VENV)/.fuzz: $(VENV)/.built
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[fuzz]"
+	@touch $@
+
+fuzz: build $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz.run
 
 lint: build
 	$(BIN)/ruff check .
