@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
 
-.PHONY: help build demo test test-real chaos lint format bench bench-guard clean
+.PHONY: help build demo test test-real chaos fuzz lint format bench bench-guard clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make test       unit, property and socket tests"
 	@echo "make test-real  the same through real vLLM engines on this CPU"
 	@echo "make chaos      a minute of killed, stopped and misbehaving engines under load"
+	@echo "make fuzz       random inputs for the parsers, a minute of it, against their oracles"
 	@echo "make lint       ruff, mypy --strict, cython-lint"
 	@echo "make format     let ruff format the code"
 	@echo "make bench      what it costs: benchmarks with tables"
@@ -40,6 +41,14 @@ test-real: build
 
 chaos: build
 	NARWHAL_CHAOS_S=60 $(BIN)/python -m pytest tests/http/test_chaos.py -s
+
+# What only fuzzing needs is installed with it, beside the rest: --no-build-isolation uses what is there to build.
+$(VENV)/.fuzz: $(VENV)/.built
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[fuzz]"
+	@touch $@
+
+fuzz: build $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz.run
 
 lint: build
 	$(BIN)/ruff check .

@@ -163,8 +163,8 @@ cdef bytes resolve(bytes key):
 
 
 cdef str shown(Cursor* c, Value* key):
-    # A key for a message, which has to be short and to be text.
-    name = resolve((<const char*>c.text)[key.start + 1:key.end - 1]).decode("utf-8", "replace")
+    # A key for a message, which has to be short and to be text: half a surrogate pair stays an escape.
+    name = json.loads((<const char*>c.text)[key.start:key.end]).encode("utf-8", "backslashreplace").decode()
     return name if len(name) <= 100 else name[:100] + "..."
 
 

