@@ -145,8 +145,8 @@ async def _serve(options: SimOptions, host: str, on_port: int, faults: list[Faul
         await engine.start(host, on_port)
     except OSError as error:
         # By its number, for its words repeat the address. Errors of name look-ups have negative ones.
-        number = error.errno or 0
-        reason = os.strerror(number) if number > 0 else "the host's address is not known"
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else "the host's address is not known"
         raise _CannotStart(f"can't listen on {host} port {on_port}: {reason} (--host, --port)") from None
     engine.faults.set(*faults)
     # One line: it can be pasted below `engines:` in a fleet file, and it says that the engine is up.
