@@ -18,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code: 0 done, 1 failed, 2 wrong arguments or fleet file."""
     parser = _parser()
     args = parser.parse_args(argv)
+    if "run" not in args:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         code: int = args.run(args)
     except ConfigError as error:
@@ -37,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A router for LLM engines that split each request into prefill and decode.",
     )
     parser.add_argument("--version", action="version", version=f"narwhal {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _serve_command(commands)
     _profile_command(commands)
     _check_command(commands)

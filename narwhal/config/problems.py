@@ -12,11 +12,11 @@ class Problem:
     path: str  # of the key, `engines[1].role`; empty for the file as a whole
     line: int  # in the file, from 1; 0 when no line is to blame
     seen: str
-    allowed: str
+    allowed: str  # empty when `seen` is all there is to say
 
     def __str__(self) -> str:
         where = f"{self.path}: " if self.path else ""
-        return f"{where}saw {self.seen}; allowed: {self.allowed}"
+        return f"{where}saw {self.seen}; allowed: {self.allowed}" if self.allowed else f"{where}{self.seen}"
 
 
 class ConfigError(Exception):

@@ -57,7 +57,7 @@ def load(path: str | Path, environ: Mapping[str, str] = os.environ) -> FleetConf
             text = file.read(MAX_FILE_BYTES + 1)  # one more, so that a file too large is seen to be so
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(str(path), [Problem("", 0, reason, "a fleet file that can be read")]) from None
+        raise ConfigError(str(path), [Problem("", 0, f"can't be read: {reason}", "")]) from None
     return parse(text, str(path), environ, path.parent)
 
 

@@ -28,7 +28,7 @@ from narwhal.harness.sample import Outcome, Sample
 from narwhal.serving.server import CannotListen
 
 QUESTION = "What becomes of this prompt?"
-# What the simulated engines are told to answer; left to themselves they make up words.
+# What the simulated engines are told to answer; left to themselves, as under load, they make up words.
 ANSWER = (
     "One engine read your prompt and handed its KV cache to another, which writes these words token by "
     "token. Narwhal chose both, checks every token's ID, and passes it on as it comes. (The engines are "
@@ -58,16 +58,18 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; the exit status."""
     try:
         return uvloop.run(_serve(args.port) if args.serve else _show(args.port, args.load_seconds))
-    except (CannotListen, EndpointError) as error:
+    except CannotListen as error:
+        print(f"narwhal demo: {error.reason} (--port)", file=sys.stderr)
+    except EndpointError as error:
         print(f"narwhal demo: {error}", file=sys.stderr)
-        return 1
+    return 1
 
 
 async def _serve(on_port: int) -> int:
     asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    async with Stage(on_port) as stage:
+    async with Stage(on_port, ANSWER) as stage:
         url = stage.server.url
         print(f"{_fleet(stage)}\n\nFrom a shell:\n\n{snippets.curl(url, MODEL)}\n")
         print(f"From Python, with the openai package:\n\n{snippets.python(url, MODEL)}\n")

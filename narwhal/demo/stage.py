@@ -25,11 +25,14 @@ class Stage:
     """Simulated engines with a router before them. An asynchronous context manager; entering it raises
     CannotListen."""
 
-    def __init__(self, port: int) -> None:
-        """`port` is the router's; 0: any free one."""
+    def __init__(self, port: int, answer: str | None = None) -> None:
+        """`port` is the router's; 0: any free one. `answer` is what the engines say to requests that do not
+        tell them; None: they make up words."""
         self._port = port
         self.fleet = SimFleet(
-            prefill=PREFILL_ENGINES, decode=DECODE_ENGINES, options=SimOptions(model=MODEL, timing=TIMING)
+            prefill=PREFILL_ENGINES,
+            decode=DECODE_ENGINES,
+            options=SimOptions(model=MODEL, timing=TIMING, answer=answer),
         )
         self._server: Server | None = None
 

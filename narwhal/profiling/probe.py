@@ -122,8 +122,8 @@ class Probe:
                 return condition
             if time.monotonic() >= give_up:
                 raise MeasurementError(
-                    f"engine {self.id} is busy: {condition.running} requests running, {condition.waiting} "
-                    "waiting; measure when it has no traffic"
+                    f"engine {self.id} is busy (requests running: {condition.running}, waiting: "
+                    f"{condition.waiting}); measure when it has no traffic"
                 )
             await asyncio.sleep(_POLL_S)
 

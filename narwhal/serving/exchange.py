@@ -220,7 +220,7 @@ class Exchange:
                 attempt.failure = failure.ending.name
                 attempt.error = failure.ending.message
                 if isinstance(failure, LegFailure):
-                    self._router.leg_failed(failure)
+                    self._router.leg_failed(failure, record)
                     avoid |= {failure.engine}
                 if not self._may_try_again(failure, avoid):
                     raise failure.ending from None

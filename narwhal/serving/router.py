@@ -37,6 +37,7 @@ from narwhal.request import Route
 from narwhal.serving.drains import Drain, DrainFile, Drains
 from narwhal.serving.exchange import Exchange
 from narwhal.serving.failures import LegFailure
+from narwhal.serving.repeats import Repeats
 
 log = logging.getLogger("narwhal.serving")
 
@@ -93,6 +94,7 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # a request has begun to run, or ended
         self._sweep: asyncio.TimerHandle | None = None
+        self._leg_warnings = Repeats(log)
 
         self._drain_file = DrainFile(config.recovery.state_path) if config.recovery.state_path else None
         if self._drain_file is not None:
@@ -111,6 +113,7 @@ class Router:
         if self._sweep is not None:
             self._sweep.cancel()
         self._loop_lag.stop()
+        self._leg_warnings.flush()
         await self.monitor.close()
         await asyncio.gather(*(engine.pool.close() for engine in self.engines))
         if self._journal is not None:
@@ -163,10 +166,13 @@ class Router:
             error=ending.message if ending else None,
         )
 
-    def leg_failed(self, failure: LegFailure) -> None:
-        """A leg failed on its engine."""
+    def leg_failed(self, failure: LegFailure, record: Record) -> None:
+        """A leg of a request's last attempt failed on its engine."""
         message, engine = failure.ending.message, failure.engine
-        log.warning("%s", message)
+        attempt = f"attempt {len(record.attempts)} of {self.config.serving.max_attempts}"
+        self._leg_warnings.warn(
+            (engine, failure.phase, failure.ending.name), f"request {record.request_id}, {attempt}: {message}"
+        )
         self.accounts.engines.leg_failed(engine, failure.phase, failure.ending.name)
         self.lifecycle.failed(engine, failure.evidence, message, time.monotonic())
         if failure.evidence is not Evidence.CONNECTION:
@@ -275,4 +281,5 @@ class Router:
             engine.pool.sweep(now)
             late[index] += engine.pool.events_after_done
             engine.pool.events_after_done = 0
+        self._leg_warnings.flush()
         self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)

@@ -202,14 +202,14 @@ def find(router: Router, connection: ClientConnection, head: RequestHead) -> Han
 def _model_name(path: str) -> str | None:
     # Clients write a slash in a model's name as it is or as %2F. All other paths go by what was sent, so that
     # what a proxy in front lets pass by its path is what is served.
-    return unquote(path[len(_MODELS) + 1 :]) if path.startswith(_MODELS + "/") else None
+    return unquote(path[len(_MODELS) + 1 :]) or None if path.startswith(_MODELS + "/") else None
 
 
 def _not_found(path: str) -> Ending:
     name = _model_name(path)
     if name is not None:
         return Ending("model_not_found", f"the model {name[:64]!r} is not served here", param="model")
-    known = ", ".join([*_COMPLETIONS, *_GET])
+    known = ", ".join([*_COMPLETIONS, *_GET, *_CONTROL])
     return Ending(
         "malformed_http", f"no such path: {path[:200]}; there are {known}", status=404, code="not_found"
     )

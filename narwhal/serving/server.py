@@ -30,7 +30,11 @@ SPARE_FILES = 128  # descriptors for the process itself: logs, the journal, list
 
 
 class CannotListen(Exception):
-    """The address can't be listened on; the message says why."""
+    """The address can't be listened on; the message says why, and what sets the address."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} (--host or serving.host, --port or serving.port)")
+        self.reason = reason
 
 
 class Server:
@@ -58,11 +62,10 @@ class Server:
         except OSError as error:
             await router.close()
             raise CannotListen(
-                f"can't listen on {self.serving.host} port {self.serving.port}: {error.strerror or error} "
-                "(serving.host, serving.port)"
+                f"can't listen on {self.serving.host} port {self.serving.port}: {error.strerror or error}"
             ) from None
         router.start()
-        log.info("serving %s on %s", self.config.model, self.url)
+        log.info("serving %s", self.config.model)
 
     def attach(self) -> Router:
         """Make the router, without a socket to reach it by."""
@@ -102,10 +105,10 @@ class Server:
         for connection in list(self._connections):
             connection.stop()
         if router.exchanges and not self._hurry.is_set():
-            log.info("%d requests under way have %g s to end", len(router.exchanges), graceful_s)
+            log.info("requests under way: %d; they have %g s to end", len(router.exchanges), graceful_s)
             await self._either(router.settled(), graceful_s)
             if router.exchanges:
-                log.warning("%d requests did not end in time and are cut off", len(router.exchanges))
+                log.warning("requests that did not end in time and are cut off: %d", len(router.exchanges))
         router.interrupt_all(Ending("shutdown", "the router stopped before the answer was complete"))
         await router.settled()
         for connection in list(self._connections):
@@ -190,4 +193,5 @@ async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
         await server.stop(0)
     again.cancel()
     await stopping
+    log.info("stopped")
     return 1 if hurried else 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import ssl
 import sys
 
 import uvloop
 
+from narwhal.arguments import port
 from narwhal.sim.engine import ROLES, SimEngine, SimOptions
 from narwhal.sim.faults import DESCRIPTIONS, Fault, read_fault
 from narwhal.sim.timing import Curve, Interval, Timing
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     pace, figures = Timing(), SimOptions()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
+    parser.add_argument("--port", type=port, default=0, help="port to listen on (default: any free one)")
     parser.add_argument(
         "--role",
         choices=ROLES,
@@ -110,26 +112,42 @@ def run(args: argparse.Namespace) -> int:
             tls=_tls(args.tls_cert, args.tls_key),
         )
         uvloop.run(_serve(options, args.host, args.port, args.fault))
-    except (OSError, ValueError) as problem:
+    except (_CannotStart, ValueError) as problem:
         print(f"narwhal sim: {problem}", file=sys.stderr)
         return 1
     return 0
+
+
+class _CannotStart(Exception):
+    """An option names what is not to be had; the message says which, and why."""
 
 
 def _tls(cert: str | None, key: str | None) -> ssl.SSLContext | None:
     if cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:  # of ssl's errors, too, all are
+        reason = error.strerror or str(error)
+        raise _CannotStart(
+            f"the certificate {cert} can't be used: {reason} (--tls-cert, --tls-key)"
+        ) from None
     return context
 
 
-async def _serve(options: SimOptions, host: str, port: int, faults: list[Fault]) -> None:
+async def _serve(options: SimOptions, host: str, on_port: int, faults: list[Fault]) -> None:
     engine = SimEngine(options)
     told_to_stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
-    await engine.start(host, port)
+    try:
+        await engine.start(host, on_port)
+    except OSError as error:
+        # By its number, for its words repeat the address. Errors of name look-ups have negative ones.
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else "the host's address is not known"
+        raise _CannotStart(f"can't listen on {host} port {on_port}: {reason} (--host, --port)") from None
     engine.faults.set(*faults)
     # One line: it can be pasted below `engines:` in a fleet file, and it says that the engine is up.
     print(f'- {{id: sim-{engine.port}, url: "{engine.url}", role: {options.role}}}', flush=True)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ class SimOptions:
     role: str = "both"  # which legs of split requests it serves; whole requests are served by all
     timing: Timing = FAST
     seed: int = 0  # for requests that give none, and for faults that strike by chance
+    answer: str | None = None  # the text for requests that say nothing of their output; None: made-up words
     max_model_len: int = 131072  # tokens
     max_sequences: int = 1024  # that decode at once; others wait
     reasoning_field: str = "reasoning"  # or reasoning_content, as engines before 2026 have it
@@ -246,6 +247,8 @@ class SimEngine:
             wishes = directives.read(body.get("sim"))
         except ValueError as problem:
             raise RequestError(str(problem), param="sim") from None
+        if wishes.text is None and wishes.output_tokens is None:
+            wishes = replace(wishes, text=self.options.answer)
         cached: int | None = wishes.cached_tokens
         unique = (request.header(b"x-request-id") or uuid.uuid4().hex.encode()).decode("latin-1")
         request_id = f"{'chatcmpl' if chat else 'cmpl'}-{unique}"

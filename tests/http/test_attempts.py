@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from narwhal.fleet.table import Phase
 from narwhal.sim import Fault, FaultName, expected_output
 from tests.http.support import CHAT, Routed, body_for, eventually, message, on_router, seat
+
+if TYPE_CHECKING:
+    import pytest
 
 PAIRS: dict[str, Any] = {"prefill": 2, "decode": 2}
 ONE_SEAT = {"prefill_concurrency": 2, "decode_concurrency": 1}
@@ -110,3 +114,27 @@ def test_the_pause_before_another_attempt_ends_with_the_client_or_the_deadline()
         assert where.fleet["p0"].stats["prefill"].started == 2
 
     on_router(test, serving={"retry_backoff_s": 60, "request_timeout_s": 0.5})
+
+
+def test_a_failed_leg_is_logged_with_its_request_and_attempt_but_not_each_of_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines() -> list[str]:
+        failed = re.compile(r"request \S+, attempt \d of 2: engine d0 \(decode leg\) answered 503")
+        return [line for line in caplog.messages if failed.match(line)]
+
+    def told() -> int:
+        more = (re.search(r"\((\d+) more like this\)", line) for line in lines())
+        return len(lines()) + sum(int(found[1]) for found in more if found)
+
+    async def test(where: Routed) -> None:
+        where.fleet["d0"].faults.set(Fault(FaultName.BAD_STATUS, status=503))
+        for _ in range(30):
+            assert (await where.ask(CHAT, body_for(CHAT))).status == 502
+        rows = await where.rows(30)
+        assert lines()[0].startswith(f"request {rows[0]['request_id']}, attempt 1 of 2: ")
+        failed = sum(len(row["attempts"]) for row in rows)
+        await eventually(lambda: told() == failed, "all failures told of")
+        assert len(lines()) < failed / 2
+
+    on_router(test, serving={"max_attempts": 2, "retry_backoff_s": 0.001})

@@ -94,7 +94,21 @@ def test_an_address_in_use_is_told_without_a_traceback(tmp_path: Path) -> None:
         ended = run("serve", "--fleet", str(path), "--port", str(port))
         assert ended.returncode == 1
         assert f"can't listen on 127.0.0.1 port {port}" in ended.stderr
+        assert "--port or serving.port" in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_a_fleet_file_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    ended = run("serve", "--fleet", str(path))
+    assert (ended.returncode, ended.stderr) == (2, f"{path}: can't be read: No such file or directory\n")
+
+
+def test_without_a_command_the_whole_help_is_shown() -> None:
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    for command in ("serve", "check", "demo"):
+        assert f"\n    {command} " in ended.stderr
 
 
 def test_a_stop_lets_a_stream_finish_and_takes_no_new_connection(tmp_path: Path) -> None:
@@ -126,6 +140,11 @@ def test_a_stop_lets_a_stream_finish_and_takes_no_new_connection(tmp_path: Path)
         rows = [json.loads(line) for line in ended.err.splitlines()]
         assert rows
         assert all({"at", "level", "logger", "message"} <= row.keys() for row in rows)
+        assert rows[-1]["message"] == "stopped"
+        assert "requests under way: 1; they have" in ended.err
+        # The address stands on standard output, where a script finds it, and nowhere else.
+        assert ended.out.count("http://") == 1
+        assert not any("http://127" in row["message"] for row in rows)
 
     asyncio.run(main())
 

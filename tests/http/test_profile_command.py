@@ -236,7 +236,7 @@ def test_a_busy_engine_is_not_measured(
         message = refused(capsys, tmp_path, running)
         reply.close()
         connection.close()
-    assert "engine b0 is busy: 1 requests running, 0 waiting" in message
+    assert "engine b0 is busy (requests running: 1, waiting: 0)" in message
 
 
 def test_an_engine_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,8 +110,25 @@ def test_a_port_in_use_is_said_without_a_traceback(capsys: pytest.CaptureFixture
         engine = SimEngine()
         port = runner.run(port_in_use(engine))
         assert command.run(parse("--port", str(port))) == 1
-        assert "in use" in capsys.readouterr().err
+        said = (
+            f"narwhal sim: can't listen on 127.0.0.1 port {port}: Address already in use (--host, --port)\n"
+        )
+        assert capsys.readouterr().err == said
         runner.run(engine.stop())
+
+
+def test_what_an_engine_can_not_start_with_is_said_by_the_name_of_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse("--port", "99999")
+    assert "--port: '99999' is no port" in capsys.readouterr().err
+    assert command.run(parse("--tls-cert", str(tmp_path / "none.pem"))) == 1
+    assert (
+        "none.pem can't be used: No such file or directory (--tls-cert, --tls-key)" in capsys.readouterr().err
+    )
+    assert command.run(parse("--host", "192.0.2.1")) == 1  # an address for documentation, no machine's
+    assert "can't listen on 192.0.2.1 port 0: Cannot assign requested" in capsys.readouterr().err
 
 
 def test_a_wrong_fault_is_turned_down_with_the_names_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ ALLOWED["cli"] |= {"sim", "logs"}  # likewise; and it says how the process logs
 for room in ("checking", "harness", "operating", "demo", "cli"):
     ALLOWED[room] |= {"arguments"}
 ALLOWED["arguments"] = ALLOWED["logs"] = set()
-ALLOWED["sim"] = {"profiles"}  # an engine knows nothing of the router; it shares the curves
+ALLOWED["sim"] = {"profiles", "arguments"}  # an engine knows nothing of the router; it shares the curves
 ALLOWED["_fast"] = set()  # for everyone's use, so it uses nobody
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}
