@@ -28,6 +28,13 @@ class _Text(logging.Formatter):
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        # One record, one line: what a record quotes can't pass for a line of its own, or steer a terminal.
+        line = super().formatMessage(record)
+        if line.isprintable():
+            return line
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
 
 def set_up_logging(level: str, style: str) -> None:
     """Log from `level` on; `style` is `text` or `json`."""

@@ -203,6 +203,7 @@ class Ending(Exception):
     details: dict[str, Any] = field(default_factory=dict)
     code: str | int | None = None  # an engine's own code, where the row passes it on
     error_type: str | None = None  # likewise
+    logged: str = ""  # what logs and the journal say instead of a message that quotes an engine
 
     @property
     def outcome(self) -> Outcome:
@@ -213,6 +214,11 @@ class Ending(Exception):
     def http_status(self) -> int:
         """The status to answer with, if nothing has been sent yet."""
         return self.status or self.outcome.status or 500
+
+    @property
+    def for_the_log(self) -> str:
+        """The message without an engine's own words, which may quote the prompt or the output."""
+        return self.logged or self.message
 
     def headers(self) -> list[tuple[str, str]]:
         """Retry advice for the client."""

@@ -193,6 +193,10 @@ def _integer(body: Body, key: str, lowest: int, *, bounded: bool = True) -> int 
 def _include_usage(body: Body) -> bool:
     if not _expect(body, "stream_options", _OBJECT, "an object"):
         return False
+    try:
+        Body(body.raw_value("stream_options") or b"{}")
+    except TypeError as error:
+        raise _invalid("stream_options", "an object of reasonable size", f"got {error}") from None
     kind, raw = body.inner("stream_options", "include_usage") or (_NULL, b"")
     if kind is not _NULL and kind not in _BOOLEAN:
         raise _invalid("stream_options.include_usage", "a Boolean", _seen(kind, raw, quote_text=True))

@@ -46,6 +46,7 @@ cdef class Relay:
     # What was seen, for whoever keeps count.
     cdef readonly double started_at
     cdef readonly double first_at, last_at      # of output or tokens; 0: none yet
+    cdef readonly double heard_at               # of anything
     cdef readonly long long tokens, output_events
     cdef readonly long long dropped_after_done  # events, of those that came with [DONE] in one read
     cdef readonly long long prompt_tokens, completion_tokens

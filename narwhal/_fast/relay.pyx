@@ -33,6 +33,7 @@ from narwhal._fast.sse cimport (
 cdef enum:
     ROOM = 24
     TAIL_ROOM = 16
+    MOST_TOKENS = 0x7FFFFFFF    # what an engine's usage may claim and be believed
     MOST_KEPT = 1 << 20     # bytes; a rare huge event shall not hold more for ever
 
 cdef unsigned char* scratch = NULL
@@ -150,6 +151,7 @@ cdef class Relay:
         self.held_size = 0
         self.first_at = 0
         self.last_at = 0
+        self.heard_at = 0
         self.tokens = 0
         self.output_events = 0
         self.dropped_after_done = 0
@@ -191,6 +193,7 @@ cdef class Relay:
         """Take the next payload bytes. What is to be sent waits in the scratch buffer for flush."""
         cdef Py_ssize_t used, size
         cdef bytearray whole = self.pending     # a failure drops the relay's own reference
+        self.heard_at = at
         if self.stage == FAILED or (self.settled and self.stage != DONE):
             return  # after [DONE] events are still counted, though not passed on
         try:
@@ -262,7 +265,10 @@ cdef class Relay:
             if fields.data_lines > 0:
                 self.dropped_after_done += 1
             return False
-        if fields.data_lines == 0:
+        if fields.data_lines == 0 or (
+            fields.data_lines == 1 and fields.first.start == fields.first.end and not fields.is_error
+        ):
+            # Nothing to read: comments, or an event with empty data, as some servers send to be heard.
             if self.assembler is None:
                 reserve(n)
                 put(p, n)
@@ -372,9 +378,9 @@ cdef class Relay:
         if facts.finished:
             self.finished = True
         if facts.has_usage:
-            if facts.prompt_tokens >= 0:
+            if 0 <= facts.prompt_tokens <= MOST_TOKENS:
                 self.prompt_tokens = facts.prompt_tokens
-            if facts.completion_tokens >= 0:
+            if 0 <= facts.completion_tokens <= MOST_TOKENS:
                 self.completion_tokens = facts.completion_tokens
         if self.assembler is not None:
             if self.assembler.add(data, size) < 0:
@@ -514,6 +520,12 @@ cdef class Relay:
             self.send_chunk(scratch + ROOM, scratch_used, last)
         finally:
             empty_scratch()
+
+    def release(self) -> None:
+        """The owner has no more use for it: let go of each other, so that neither waits for the collector."""
+        self.owner = None
+        self.assembler = None
+        self.settled = True
 
     def abandon(self) -> None:
         """The attempt is over: its stream's rest is dropped, and nobody told."""

@@ -366,7 +366,8 @@ cdef bint read_choice(Cursor* c, Facts* facts, int depth) noexcept nogil:
         if name == FINISH_REASON and kind != IS_NULL:
             if kind != IS_STRING:
                 return reject(c, value.start, b"`finish_reason` is neither a string nor null")
-            facts.finished = True
+            if value.end - value.start > 2:
+                facts.finished = True
 
 
 cdef bint read_choices(Cursor* c, Facts* facts, int depth) noexcept nogil:

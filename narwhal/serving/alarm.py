@@ -12,6 +12,10 @@ import time
 from collections.abc import Callable
 
 
+def _silent(now: float) -> None:
+    """Rings nobody."""
+
+
 class Alarm:
     """Calls `ring(now)` once the monotonic clock has reached what was set last."""
 
@@ -36,6 +40,7 @@ class Alarm:
         """Never ring again, whatever is set from now on."""
         self._when = math.inf
         self._armed_for = -math.inf
+        self._ring = _silent  # its owner need not wait for the collector
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

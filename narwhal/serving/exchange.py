@@ -46,6 +46,8 @@ log = logging.getLogger("narwhal.serving")
 
 T = TypeVar("T")
 
+_SIZING_TIMEOUT_S = 5.0  # an engine that takes longer to count a prompt is not waited for
+
 
 class Exchange:
     """One completion request, from its head to its outcome."""
@@ -68,6 +70,7 @@ class Exchange:
         self._stage_ending: Ending | None = None
         self._decoding = False
         self._paused = False
+        self._drained: asyncio.Future[None] | None = None
         self._next_comment = math.inf
         self._stage = "being read"
         self._route = route
@@ -111,6 +114,8 @@ class Exchange:
     def resume(self) -> None:
         """The client reads again."""
         self._paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
         if self._leg is not None:
             self._leg.resume()
         if self._decoding:
@@ -182,8 +187,41 @@ class Exchange:
         finally:
             self._drop_leg()
             self._give_back_seats()
-        self._end(ending, self._status(ending))
-        self._answer(ending, response)
+        if response is not None and ending is None and not self._connection.gone:
+            self._connection.send(200, response, headers=self.reply_headers())
+            response = None
+            ending = await self._delivered()
+            self._end(ending, 200)
+            if ending is None:
+                self._connection.finish()
+            else:
+                self._connection.abort()
+        else:
+            self._end(ending, self._status(ending))
+            self._answer(ending)
+        self._come_apart(ending)
+
+    async def _delivered(self) -> Ending | None:
+        """Wait until the client has read most of a large response; how the request ends if it does not."""
+        if not self._paused:
+            return None
+        self._stage = "being read by its client"
+        self._drained = self._loop.create_future()
+        self._set_alarm()
+        try:
+            await self._wait(self._drained)
+        except Ending as ending:
+            return ending
+        return None
+
+    def _come_apart(self, ending: Ending | None) -> None:
+        # A circle of references stays until the collector comes by, and a whole answer with it.
+        if self._relay is not None:
+            self._relay.release()
+            self._relay = None
+        if ending is not None:
+            ending.__traceback__ = ending.__context__ = None
+        self._interruption = self._stage_ending = None
 
     async def _serve(self, raw: bytes) -> bytes | None:
         """Serve the request; returns the whole response if it was not streamed. Raises Ending."""
@@ -218,7 +256,7 @@ class Exchange:
                 return await self._attempt(request, attempt, avoid)
             except AttemptFailed as failure:
                 attempt.failure = failure.ending.name
-                attempt.error = failure.ending.message
+                attempt.error = failure.ending.for_the_log
                 if isinstance(failure, LegFailure):
                     self._router.leg_failed(failure, record)
                     avoid |= {failure.engine}
@@ -280,7 +318,7 @@ class Exchange:
             return None
         future = self._loop.create_future()
         pieces = request.body.edit(frozenset({"stream", "stream_options"}), {})
-        limit = self._serving.prefill_timeout_s
+        limit = min(self._serving.prefill_timeout_s, _SIZING_TIMEOUT_S)
         try:
             self._leg = engine.tokenize(pieces, self._leg_id("t"), future)
             self._enter(
@@ -583,7 +621,7 @@ class Exchange:
             # The silence is the client's; the request's deadline bounds it.
             self._stage_deadline = math.inf
             return True
-        due = relay.last_at + self._serving.stream_idle_timeout_s
+        due = max(relay.last_at, relay.heard_at) + self._serving.stream_idle_timeout_s
         if due <= now:
             return False
         self._stage_deadline = due
@@ -634,7 +672,7 @@ class Exchange:
             self._router.door.let_go()
         self._router.ended(self, ending, status)
 
-    def _answer(self, ending: Ending | None, response: bytes | None) -> None:
+    def _answer(self, ending: Ending | None) -> None:
         connection = self._connection
         if connection.gone:
             return
@@ -643,9 +681,7 @@ class Exchange:
             if ending is not None:
                 relay.end_with(ending.terminal_event())
             connection.finish()
-        elif ending is None:
-            connection.reply(200, response or b"", headers=self.reply_headers())
-        else:
+        elif ending is not None:
             status, body, headers = replies.error(ending, self.reply_headers())
             connection.reply(status, body, headers=headers)
 

@@ -15,6 +15,9 @@ from narwhal.outcomes import Ending
 _NOT_THE_CLIENTS = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 426, 429})
 
 
+_MESSAGE_LENGTH = 4000  # characters of an engine's message that are passed on
+
+
 class AttemptFailed(Exception):
     """An attempt failed in a way that another may mend."""
 
@@ -71,27 +74,46 @@ def of_status(reply: Reply, where: str) -> Ending:
     """An ending for a reply that is not what the leg asked for. `where` names engine and leg."""
     status = reply.status
     error = _error_in(reply.body)
-    message = str(error.get("message") or "") if error else ""
+    message = _message(error)
     if 400 <= status < 500 and status not in _NOT_THE_CLIENTS:
-        return _the_clients_own(status, error, message)
-    if status == 200:
+        return _the_clients_own(status, error, message, where)
+    if status == 200 and not (error and message):
         return Ending("broken_stream", f"{where} answered with something other than an event stream")
     said = f": {message}" if message else ""
-    return Ending("engine_status", f"{where} answered {status}{said}")
+    logged = f"{where} answered {status}"
+    return Ending("engine_status", f"{logged}{said}", logged=logged)
 
 
 def of_error_event(raw: bytes | None, where: str) -> Ending:
     """An ending for an error object in a stream."""
-    error = _object(raw or b"")
-    message = str(error.get("message") or "") if error else ""
-    code = error.get("code") if error else None
-    if isinstance(code, int) and 400 <= code < 500 and code not in _NOT_THE_CLIENTS:
-        return _the_clients_own(code, error, message)
+    error = _error_in(raw or b"")
+    message = _message(error)
+    code = _status_code(error)
+    if code is not None and 400 <= code < 500 and code not in _NOT_THE_CLIENTS:
+        return _the_clients_own(code, error, message, where)
     said = f": {message}" if message else ""
-    return Ending("engine_error", f"{where} sent an error in its stream{said}")
+    logged = f"{where} sent an error in its stream"
+    status = code if code is not None and 500 <= code < 600 else None
+    return Ending("engine_error", f"{logged}{said}", status=status, logged=logged)
 
 
-def _the_clients_own(status: int, error: dict[str, Any] | None, message: str) -> Ending:
+def _status_code(error: dict[str, Any] | None) -> int | None:
+    code = error.get("code") if error else None
+    if isinstance(code, str) and len(code) == 3 and code.isascii() and code.isdigit():
+        return int(code)
+    return code if isinstance(code, int) and not isinstance(code, bool) else None
+
+
+def _message(error: dict[str, Any] | None) -> str:
+    """An engine's words, bounded. Some servers put them under `detail`."""
+    if error is None:
+        return ""
+    said = error.get("message") or error.get("detail") or ""
+    text = said if isinstance(said, str) else orjson.dumps(said).decode()
+    return text if len(text) <= _MESSAGE_LENGTH else text[: _MESSAGE_LENGTH - 1] + "…"
+
+
+def _the_clients_own(status: int, error: dict[str, Any] | None, message: str, where: str) -> Ending:
     param = error.get("param") if error else None
     code = error.get("code") if error else None
     return Ending(
@@ -100,13 +122,16 @@ def _the_clients_own(status: int, error: dict[str, Any] | None, message: str) ->
         param=param if isinstance(param, str) else None,
         status=status,
         code=code if isinstance(code, str | int) else None,
+        logged=f"{where} answered {status}",
     )
 
 
 def _error_in(body: bytes) -> dict[str, Any] | None:
     parsed = _object(body)
     if parsed is None:
-        return None
+        text = body[: 4 * _MESSAGE_LENGTH].decode(errors="replace").strip()
+        # A page for browsers says nothing to a client of an API.
+        return {"message": text} if text and not text.startswith("<") else None
     inner = parsed.get("error")
     if isinstance(inner, dict):
         return inner

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import fcntl
 import re
+import socket
 import termios
 import time
 from array import array
@@ -32,6 +33,7 @@ from narwhal.serving.head import RequestHead, malformed, read_head
 
 HEAD_LIMIT = 65536
 PIPELINE_LIMIT = 65536  # bytes of later requests that are read while one is served
+LOOK_S = 0.5  # how often a client that is not read from is looked after
 PIPELINE_BURST = 16  # buffered requests that are begun in one turn of the loop
 READ_OVER_LIMIT = 262144  # a rest of a body that is read over to keep the connection
 LINGER_S = 30.0  # how long what a client still sends to a closing connection is read over
@@ -218,6 +220,10 @@ class ClientConnection(asyncio.Protocol):
             self._send(status, body, content_type, headers or [])
             self.finish()
 
+    def send(self, status: int, body: bytes, *, headers: list[replies.Header]) -> None:
+        """Send a whole JSON reply, of which the client may take its time to read; `finish` is to follow."""
+        self._send(status, body, replies.JSON, headers)
+
     def finish(self) -> None:
         """The reply is sent: go on with the next request, or close."""
         self.handler = None
@@ -289,6 +295,17 @@ class ClientConnection(asyncio.Protocol):
         self._pump_due = False
         self._pump()
 
+    def _look(self) -> None:
+        # Nobody hears of a client's leaving while nothing is read, so the system is asked.
+        transport = self._transport
+        if not self._reading_paused or transport is None or self._state is _State.CLOSED:
+            return
+        if is_established(transport):
+            self._loop.call_later(LOOK_S, self._look)
+        else:
+            self._left_by_client()
+            self.abort()
+
     def _regulate_reading(self) -> None:
         # A head never fills the buffer beyond the limit, so what is above it are requests that must wait.
         full = len(self._buffer) > PIPELINE_LIMIT
@@ -298,6 +315,7 @@ class ClientConnection(asyncio.Protocol):
         self._reading_paused = full
         if full:
             transport.pause_reading()
+            self._loop.call_later(LOOK_S, self._look)
         else:
             transport.resume_reading()
 
@@ -552,6 +570,18 @@ class ClientConnection(asyncio.Protocol):
         handler, self.handler = self.handler, None
         if handler is not None:
             handler.client_left()
+
+
+def is_established(transport: asyncio.Transport) -> bool:
+    """Whether the peer has neither closed its side nor gone; true where the system does not tell."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or not hasattr(socket, "TCP_INFO"):
+        return True
+    try:
+        # The first byte of struct tcp_info is the connection's state (linux/tcp.h); 1 is TCP_ESTABLISHED.
+        return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1)
+    except OSError:
+        return True
 
 
 def _too_large(handler: Handler, declared: int | None) -> Ending:

@@ -163,12 +163,12 @@ class Router:
             ending.name if ending else "served",
             now=time.monotonic(),
             status=status,
-            error=ending.message if ending else None,
+            error=ending.for_the_log if ending else None,
         )
 
     def leg_failed(self, failure: LegFailure, record: Record) -> None:
         """A leg of a request's last attempt failed on its engine."""
-        message, engine = failure.ending.message, failure.engine
+        message, engine = failure.ending.for_the_log, failure.engine
         attempt = f"attempt {len(record.attempts)} of {self.config.serving.max_attempts}"
         self._leg_warnings.warn(
             (engine, failure.phase, failure.ending.name), f"request {record.request_id}, {attempt}: {message}"

@@ -58,7 +58,7 @@ STREAM = [
     fault("die_after", "broken_stream", how="reset"),
     fault("die_after", "broken_stream", how="close"),
     fault("die_after", "broken_stream", how="truncate"),
-    fault("error_in_stream", "engine_error", status=500),
+    fault("error_in_stream", "engine_error", 500, status=500),
     fault("broken_json", "broken_stream"),
     fault("broken_chunking", "broken_stream"),
     fault("ids_missing", "token_ids"),

@@ -129,6 +129,8 @@ class _Reading:
     def event(self, block: bytes, first: bool, event: sse.Event, place: int) -> bytes | None:
         """The block as it is passed on, if it is."""
         told, asked, data = self.told, self.asked, event.data
+        if data == b"" and event.type != b"error":
+            return None if self.assembler else block
         if data == b"[DONE]":
             if not told.outputs and not told.finished:
                 self.fail("broken_stream")

@@ -252,7 +252,7 @@ def scan(data: bytes) -> Scan:
             for carrier in carriers
             for member in carrier.members
         ),
-        finished=any(choice.get("finish_reason") is not None for choice in _choices(root)),
+        finished=any(choice.get("finish_reason") for choice in _choices(root)),
         choices=len(_choices(root)) if root.get("choices") else -1,
         ids=ids,
         id_count=id_count,
