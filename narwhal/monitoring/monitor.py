@@ -22,7 +22,7 @@ from typing import Any
 from narwhal.admission.readiness import Readiness
 from narwhal.admission.readiness import State as RouterState
 from narwhal.config import RecoveryConfig, Role
-from narwhal.fleet.health import Remedy
+from narwhal.fleet.health import Evidence, Remedy
 from narwhal.fleet.lifecycle import Change, Lifecycle, State
 from narwhal.fleet.table import RoleCode
 from narwhal.monitoring.probe import Probe, ProbeFailed, request_for
@@ -103,6 +103,23 @@ class Monitor:
             self._remedy(change.engine)
         elif change.after is State.EJECTED:
             self._pauses[change.engine] = _Pause()
+
+    def suspect(self, engine: int) -> None:
+        """A leg lost its connection: if nobody listens there any more, find it out before requests do."""
+        if self._timer is not None:
+            self._begin("suspicions", engine, self._look_for_life)
+
+    async def _look_for_life(self, engine: int) -> None:
+        for _ in range(self._rules.eject_after):
+            try:
+                await self._probes[engine].health(self.pass_s)
+            except ProbeFailed as failure:
+                if not failure.refused:
+                    return  # it listens: what else may be wrong is for liveness to find
+                now = time.monotonic()
+                self._lifecycle.failed(engine, Evidence.CONNECTION, str(failure), now)
+            else:
+                return
 
     def hurry(self) -> None:
         """Try ejected engines now, not when their next turn comes."""

@@ -177,6 +177,8 @@ class Router:
         self.lifecycle.failed(engine, failure.evidence, message, time.monotonic())
         if failure.evidence is not Evidence.CONNECTION:
             self.lifecycle.succeeded(engine, (Evidence.CONNECTION,))
+        if failure.evidence in (Evidence.CONNECTION, Evidence.STREAM):
+            self.monitor.suspect(engine)
 
     def leg_succeeded(self, engine: int) -> None:
         """A leg did on its engine what it was to do."""

@@ -191,22 +191,29 @@ def test_a_failure_after_output_ends_a_stream_with_one_event_and_a_whole_answer_
     on_router(test, **PAIRS, serving=limits(outcome))
 
 
-def test_an_engine_that_can_not_be_reached_is_passed_over_and_after_that_is_the_answer() -> None:
+def test_an_engine_that_can_not_be_reached_is_passed_over() -> None:
     async def test(where: Routed) -> None:
         body = body_for(CHAT, stream=True, return_token_ids=True)
         for name in ("p0", "d0", "p1"):
             check(await where.ask(CHAT, body), body)
             await where.fleet[name].stop()
-        # By now p0 has failed so often that only p1 is asked.
-        failed(await where.ask(CHAT, body), "connect_failed", 502, "p1")
+        # Nobody is left that prefills, so d1 does it all.
+        check(await where.ask(CHAT, body), body)
         rows = await where.rows(4)
-        assert [row["attempts"][-1]["decode"] for row in rows] == ["d0", "d0", "d1", None]
-        assert [len(row["attempts"]) for row in rows] == [1, 2, 3, 3]
-        for engine in where.fleet.engines:
-            if not engine.stats.connections:
-                await engine.start()
+        assert [row["attempts"][-1]["decode"] for row in rows] == ["d0", "d0", "d1", "d1"]
+        assert rows[3]["attempts"][-1]["prefill"] is None
+        assert len(rows[1]["attempts"]) == 2
 
     on_router(test, prefill=2, decode=2, serving={"max_attempts": 3})
+
+
+def test_when_no_engine_can_be_reached_that_is_the_answer() -> None:
+    async def test(where: Routed) -> None:
+        for engine in where.fleet.engines:
+            await engine.stop()
+        failed(await where.ask(CHAT, body_for(CHAT)), "connect_failed", 502, "p0")
+
+    on_router(test, serving={"max_attempts": 1})
 
 
 def test_max_attempts_bounds_the_attempts() -> None:

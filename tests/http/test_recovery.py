@@ -218,3 +218,16 @@ def test_a_monitor_that_keeps_failing_closes_the_door_until_a_clean_pass(
 
     recovery = {"liveness_interval_s": 0.05, "liveness_misses": 20, "monitor_failure_limit": 3}
     on_router(test, recovery=recovery)
+
+
+def test_one_lost_connection_is_enough_to_find_an_engine_dead() -> None:
+    async def test(where: Routed) -> None:
+        body = body_for(CHAT, stream=True, max_tokens=200)
+        assert (await where.ask(CHAT, body_for(CHAT))).status == 200
+        await where.fleet["d0"].stop()
+        assert (await where.ask(CHAT, body)).ended == "whole"
+        await eventually(lambda: state(where, "d0") is State.EJECTED)
+        assert where.router.lifecycle.lives[2].refused
+        assert [len(row["attempts"]) for row in await where.rows(2)] == [1, 2]
+
+    on_router(test, **PAIRS)

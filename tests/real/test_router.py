@@ -15,6 +15,7 @@ import sys
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,17 @@ class Router:
 
 @pytest.fixture(scope="module")
 def router(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
-    folder = tmp_path_factory.mktemp("router")
-    text = Path(fleet.config).read_text()
+    with serving(tmp_path_factory.mktemp("router"), Path(fleet.config).read_text()) as router:
+        yield router
+
+
+@contextmanager
+def serving(folder: Path, text: str, **keys: object) -> Iterator[Router]:
+    """A router on a fleet file's text and these keys for `serving`; at the end, it must be at rest."""
     assert "serving:" not in text
     config = folder / "fleet.yaml"
-    config.write_text(f"{text}\nserving:\n  journal_path: {folder / 'journal.jsonl'}\n")
+    section = json.dumps({"journal_path": str(folder / "journal.jsonl")} | keys)
+    config.write_text(f"{text}\nserving: {section}\n")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "narwhal", "serve", "--fleet", str(config), "--port", "0"],
