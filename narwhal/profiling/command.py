@@ -67,10 +67,11 @@ def run(args: argparse.Namespace) -> int:
             uvloop.run(measure(config, QUICK if args.quick else FULL, display, done, args.only))
     except (MeasurementError, store.ProfileError) as error:
         return _fail(str(error))
-    Console().print(report.table(measured))
-    print(f"Written to {path}.")
+    for table in report.tables(measured):
+        Console().print(table, "")
+    print(f"{report.LEGEND}\nWritten to {path}.")
     if config.profiles.path is None or Path(config.profiles.path) != path.absolute():
-        print(f"For the router to use it, put it in the fleet file: profiles: {{path: {path}}}")
+        print(f"Its place in the fleet file: profiles: {{path: {path}}}")
     if args.plot is not None:
         try:
             plot.draw(measured, args.plot)

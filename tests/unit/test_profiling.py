@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from narwhal.profiles.curves import DecodeCurve
-from narwhal.profiles.fit import TimedBatch, fit_decode
+from narwhal.profiles.curves import DecodeCurve, HandoffCurve, PrefillCurve
+from narwhal.profiles.fit import TimedBatch, TimedLength, fit_decode
+from narwhal.profiles.store import EngineProfile, Measured
+from narwhal.profiling import report
 from narwhal.profiling.pages import PageError, read_condition, read_max_model_len
 from narwhal.profiling.sweep import FULL, QUICK, SHORTEST, Effort, batches, lengths
 
@@ -91,3 +96,23 @@ def test_a_models_page_tells_the_longest_context() -> None:
     for bad in (b"", b"[]", b'{"data":{"a":1}}'):
         with pytest.raises(PageError, match="no list of models"):
             read_max_model_len(bad, "m")
+
+
+def test_the_fits_are_shown_whole_on_80_columns() -> None:
+    batch, length = TimedBatch(1, 1, 1.0), TimedLength(1, 1.0)
+    profile = EngineProfile(
+        "http://p", "m", datetime.now(UTC), None,
+        prefill=Measured(PrefillCurve(1.23e-9, 2.34e-5, 0.0123, 32, 131_072, 0.123), (length,) * 16),
+        decode=Measured(DecodeCurve(0.0123, 3.45e-5, 1.23e-8, 256, 1_234_567, 0.123), (batch,) * 100),
+        handoff=Measured(HandoffCurve(1.23e-6, 0.0123, 32, 131_072, 0.123), (length,) * 16),
+    )  # fmt: skip
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*report.tables({"an-engine-with-a-long-name.example:8000": profile}))
+    shown = console.export_text()
+    for part in (
+        "an-engine-with-a-long-name.example:8000", "12.3 ms + 23.4 \xb5s L + 1.23 ns L\xb2",
+        "L 32 to 131,072", "12.3 ms + 34.5 \xb5s n + 12.3 ns kv",
+        "n to 256, kv to", "1,234,567", "100", "12.3%",
+    ):  # fmt: skip
+        assert part in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
