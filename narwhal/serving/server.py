@@ -177,11 +177,11 @@ async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    announce(server)
     signals: asyncio.Queue[None] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, None)
     loop.add_signal_handler(signal.SIGHUP, server.router.reopen_journal)
+    announce(server)  # from here on whoever reads it may send signals
     await signals.get()
     log.info("stopping")
     stopping = loop.create_task(server.stop(config.serving.graceful_timeout_s))
