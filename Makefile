@@ -20,11 +20,13 @@ help:
 	@echo "make clean      remove the environment and everything built"
 
 $(VENV)/.ready: pyproject.toml setup.py
+	@echo "Installing into $(VENV), a minute or two the first time..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(FAST)
+	@echo "Compiling what is in Cython and has changed..."
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
