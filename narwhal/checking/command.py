@@ -49,9 +49,9 @@ def _check(path: Path, timeout_s: float) -> int:
     visits = uvloop.run(visit_all(config, timeout_s))
     console.print(report.table(visits))
     lines = list(report.findings(visits))
-    if (unknown := report.unknown(config)) is not None:
-        lines.append(unknown)
     usable = sum(visit.usable for visit in visits)
+    if usable and (unknown := report.unknown(config)) is not None:
+        lines.append(unknown)
     lines.append(f"{usable} of {len(visits)} engines usable for {config.model}.")
     for line in lines:
         console.print("", line, sep="\n", markup=False)

@@ -100,6 +100,12 @@ def _advice(error: str, visit: Visit) -> str:
 
 def judge(visit: Visit, pages: dict[str, Reply], config: FleetConfig) -> None:
     """Hold the pages that came against the fleet file."""
+    if {page for page, reply in pages.items() if reply.status == 404} >= {"/health", "/v1/models"}:
+        visit.problems.append(
+            "GET /health and GET /v1/models were both answered with 404: it is probably no engine. Is "
+            f"{visit.engine.url} an engine's address, without /v1 ({visit.path}.url)?"
+        )
+        return
     if "/health" in pages:
         _judge_health(visit, pages["/health"])
     if "/v1/models" in pages:

@@ -61,6 +61,10 @@ def foreign(writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
 
+def nothing_here(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+
+
 def test_a_fleet_whose_engines_fit_is_said_to_be_usable(tmp_path: Path) -> None:
     async def main() -> None:
         options = SimOptions(api_key="secret", max_model_len=4096)
@@ -88,6 +92,7 @@ def test_each_engine_that_does_not_fit_is_told_of_with_what_to_do(tmp_path: Path
         "untrusted": ["TLS failed", "engine.ca_file"],
         "plain": ["write https:// in engines[6].url"],
         "foreign": ["nothing says that it is vLLM", "dialect: openai"],
+        "no_engine": ["/health", "404", "probably no engine", "engines[8].url"],
         "short": [],
         "good": [],
     }
@@ -118,6 +123,7 @@ def test_each_engine_that_does_not_fit_is_told_of_with_what_to_do(tmp_path: Path
                 "untrusted": secret.url,
                 "plain": secret.url.replace("https", "http"),
                 "foreign": await stack.enter_async_context(answering(foreign)),
+                "no_engine": await stack.enter_async_context(answering(nothing_here)),
                 "short": (await engine(max_model_len=2048)).url,
                 "good": (await engine()).url,
             }
@@ -133,8 +139,20 @@ def test_each_engine_that_does_not_fit_is_told_of_with_what_to_do(tmp_path: Path
             assert [part for part in parts if part not in told.get(name, "")] == [], told.get(name)
             assert bool(told.get(name)) is bool(parts), told.get(name)
         assert "2048: short" in out
-        assert "2 of 10 engines usable" in out
+        assert "2 of 11 engines usable" in out
         assert "secret" not in out.replace(path, "")
+
+    asyncio.run(main())
+
+
+def test_of_handoffs_nothing_is_said_when_no_engine_could_make_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with answering(nothing_here) as one, answering(nothing_here) as other:
+            path = fleet_file(tmp_path, {"p": (one, "prefill"), "d": (other, "decode")})
+            code, _, out = await check(path)
+        assert code == 1
+        assert "0 of 2 engines usable" in out
+        assert "kv-transfer-config" not in out
 
     asyncio.run(main())
 
