@@ -122,6 +122,8 @@ def _judge_health(visit: Visit, reply: Reply) -> None:
     said = f"GET /health was answered with {reply.status}"
     if visit.engine.dialect is Dialect.OPENAI and reply.status in (404, 405):
         visit.remarks.append(f"{said}: it has no such page")
+    elif reply.status == 404:
+        visit.problems.append(f"{said}: it is probably no vLLM engine, for those have this page")
     else:
         visit.problems.append(f"{said}: it is not fit to serve now; its log says more")
 
