@@ -49,6 +49,11 @@ def render(scrape: Scrape, accept: str = "") -> tuple[bytes, str]:
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
+def families(scrape: Scrape) -> list[Metric]:
+    """The router's own metrics, without the process's."""
+    return list(_Families(scrape).collect())
+
+
 class _Families(Collector):
     def __init__(self, scrape: Scrape) -> None:
         self._scrape = scrape

@@ -78,6 +78,7 @@ class Record:
     output_tokens_from: LengthSource | None = None
     token_accounting: TokenAccounting | None = None
     usage_completion_tokens: int | None = None  # the engine's own figure
+    prompt_tokens: int | None = None  # as an engine counted them
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
@@ -131,6 +132,7 @@ def row(record: Record, outcome: str, counter: str, status: int | None, error: s
         },
         "input_tokens": record.input_tokens,
         "input_tokens_from": record.input_tokens_from,
+        "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,
         "output_tokens_from": record.output_tokens_from,
         "token_accounting": record.token_accounting,

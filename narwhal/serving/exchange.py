@@ -561,6 +561,7 @@ class Exchange:
         self._router.counted(engine, relay)
 
     def _learn_length(self, request: CompletionRequest, prompt_tokens: int) -> None:
+        self.record.prompt_tokens = prompt_tokens
         if request.prompt_token_count is None:
             script = script_of(request.body.raw)
             self._router.input_lengths.learn(request.route, request.prompt_bytes, prompt_tokens, script)

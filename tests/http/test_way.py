@@ -312,6 +312,20 @@ def test_a_prompts_length_is_the_engines_own_when_sizing_is_exact_and_known_when
     on_router(test, engine={"sizing": "exact"})
 
 
+@pytest.mark.parametrize(
+    "fleet", [{"prefill": 1, "decode": 1}, {"prefill": 0, "decode": 0, "both": 1}], ids=str
+)
+def test_the_journal_has_the_true_length_of_a_prompt_beside_the_estimate(fleet: dict[str, int]) -> None:
+    async def test(where: Routed) -> None:
+        body = body_for(CHAT)
+        await where.ask(CHAT, body)
+        row = await where.row()
+        assert row["input_tokens_from"] == "estimate"
+        assert row["prompt_tokens"] == len(prompt_ids(True, body)) != row["input_tokens"]
+
+    on_router(test, **fleet)
+
+
 def test_an_engines_url_may_have_a_path_that_its_routes_follow() -> None:
     async def test(where: Routed) -> None:
         assert (await where.ask(CHAT, body_for(CHAT))).status == 200
