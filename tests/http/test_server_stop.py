@@ -134,7 +134,7 @@ def test_the_port_is_free_again_at_once_and_taken_ones_are_named() -> None:
             async with await Wire.connect(first.url) as client:
                 assert (await client.ask(HEALTH)).status == 200
                 with pytest.raises(
-                    CannotListen, match=rf"127\.0\.0\.1 port {port}: .*serving\.host, serving\.port"
+                    CannotListen, match=rf"127\.0\.0\.1 port {port}: .*serving\.host, --port or serving\.port"
                 ):
                     await Server(config_of(fleet, serving={"port": port})).start()
                 await first.stop(0)  # the connection is left in TIME_WAIT

@@ -141,6 +141,7 @@ def served(ttft_s: float, tpot_s: float, tokens: int) -> tuple[Accounts, dict[st
     record.input_tokens, record.input_tokens_from = 700, LengthSource.USAGE
     record.output_tokens, record.output_tokens_from = tokens, LengthSource.TOKEN_IDS
     record.usage_completion_tokens = tokens + 1
+    record.prompt_tokens = 690
     record.attempts = [
         Attempt("p0", None, 0.05, None, "connect_failed", "engine p0 refused"),
         Attempt("p1", "d1", 0.04, 0.01),
@@ -178,6 +179,7 @@ def test_a_row_of_the_journal_tells_the_request_s_story_but_not_its_text() -> No
         "ended_s": 1.0,
         "input_tokens": 700,
         "input_tokens_from": "usage",
+        "prompt_tokens": 690,
         "output_tokens": 5,
         "output_tokens_from": "token_ids",
         "token_accounting": None,
