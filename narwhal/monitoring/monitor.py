@@ -104,6 +104,13 @@ class Monitor:
         elif change.after is State.EJECTED:
             self._pauses[change.engine] = _Pause()
 
+    def add(self, probe: Probe) -> None:
+        """The fleet has one more engine."""
+        self._probes.append(probe)
+        self.heard.append(0.0)
+        self._known_connection.append(0)
+        self._pauses.append(_Pause())
+
     def suspect(self, engine: int) -> None:
         """A leg lost its connection: if nobody listens there any more, find it out before requests do."""
         if self._timer is not None:
