@@ -241,6 +241,8 @@ class Lifecycle:
         if before is None or before == started_at:
             return False
         life.generation += 1
+        life.health.clear()  # what the old process did says nothing of this one
+        self.tainted.discard(engine)
         self.restarts[engine] += 1
         return True
 

@@ -58,6 +58,8 @@ class Monitor:
     ) -> None:
         """`restarted` is told of each engine whose process is another one than before."""
         self.pass_s = rules.liveness_interval_s * rules.liveness_misses / (rules.liveness_misses + 1)
+        # A probe is over before the next pass, which would leave the engine out else.
+        self._liveness_timeout_s = 0.9 * self.pass_s
         self.failures: dict[str, int] = {}  # by stage
         self.failed_in_a_row = 0  # passes
         # By engine: when it was last heard to do well, on the loop's clock.
@@ -119,7 +121,7 @@ class Monitor:
     async def _look_for_life(self, engine: int) -> None:
         for _ in range(self._rules.eject_after):
             try:
-                await self._probes[engine].health(self.pass_s)
+                await self._probes[engine].health(self._liveness_timeout_s)
             except ProbeFailed as failure:
                 if not failure.refused:
                     return  # it listens: what else may be wrong is for liveness to find
@@ -202,7 +204,7 @@ class Monitor:
     async def _is_alive(self, engine: int) -> None:
         probe = self._probes[engine]
         try:
-            await probe.health(self.pass_s)
+            await probe.health(self._liveness_timeout_s)
         except ProbeFailed as failure:
             self._lifecycle.missed(engine, str(failure), time.monotonic(), refused=failure.refused)
             return

@@ -298,7 +298,8 @@ class Router:
                 self.drain([engine], until, drain.reason)
 
     def _engine_restarted(self, engine: int) -> None:
-        """Another process answers for this engine: what was learned of the old one is void."""
+        """Another process answers for this engine: nothing listens to the old one's connections any more."""
+        self.engines[engine].pool.drop_idle()
 
     # ---- housekeeping
 

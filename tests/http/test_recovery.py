@@ -48,12 +48,13 @@ def test_a_dead_idle_engine_is_found_in_time_without_a_request_and_comes_back(fa
             where.fleet["p0"].faults.set(Fault(fault, status=503))
         await eventually(lambda: state(where, "p0") is State.EJECTED)
         took = time.monotonic() - began
+        if fault is FaultName.HANG:
+            silent.close()
         # On a busy machine the router itself may be late.
-        assert took < QUICK["liveness_interval_s"] * QUICK["liveness_misses"] + 0.5
+        assert took < QUICK["liveness_interval_s"] * QUICK["liveness_misses"] + 1.0
         assert where.counts["offered"] == 0
         assert (await served_by(where))[0] == "p1"
         if fault is FaultName.HANG:
-            silent.close()
             await where.fleet["p0"].start(port=port)
         where.fleet["p0"].faults.set()
         await eventually(lambda: state(where, "p0") is State.SERVING)
@@ -179,6 +180,8 @@ def test_a_restart_that_nobody_noticed_is_seen_by_the_processs_start() -> None:
     async def test(where: Routed) -> None:
         p0, port = where.fleet["p0"], where.fleet["p0"].port
         lives = where.router.lifecycle
+        await served_by(where)
+        assert where.router.engines[0].pool.open_connections == 1
         await eventually(lambda: lives.lives[0].started_at is not None)
         await p0.stop()
         await p0.start(port=port)

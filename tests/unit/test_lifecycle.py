@@ -203,6 +203,16 @@ def test_another_process_is_told_from_the_one_before_by_its_start() -> None:
     assert one.lives.restarts == [1, 0, 0, 0]
 
 
+def test_what_an_old_process_did_does_not_speak_against_a_new_one() -> None:
+    one = Fleet()
+    one.lives.started(P0, 100.0)
+    one.fail(P0, Evidence.STREAM, 2)
+    one.lives.started(P0, 160.0)
+    one.fail(P0, Evidence.STREAM, 2)
+    assert one.state(P0) is SERVING
+    assert one.lives.lives[P0].health.counts == {Evidence.STREAM: 2}
+
+
 def test_what_an_engine_held_is_gone_when_it_can_not_be_connected_to() -> None:
     one = Fleet()
     one.fail(P0, Evidence.CONNECTION)
