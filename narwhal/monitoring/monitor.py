@@ -55,8 +55,10 @@ class Monitor:
         readiness: Readiness,
         probes: list[Probe],
         restarted: Callable[[int], None],
+        last_output: Callable[[int], float],
     ) -> None:
-        """`restarted` is told of each engine whose process is another one than before."""
+        """`restarted` is told of each engine whose process is another one than before. `last_output` tells when
+        a stream last brought output of an engine, in monotonic seconds."""
         self.pass_s = rules.liveness_interval_s * rules.liveness_misses / (rules.liveness_misses + 1)
         # A probe is over before the next pass, which would leave the engine out else.
         self._liveness_timeout_s = 0.9 * self.pass_s
@@ -70,6 +72,7 @@ class Monitor:
         self._readiness = readiness
         self._probes = probes
         self._restarted = restarted
+        self._last_output = last_output
         self._known_connection = [0] * len(probes)
         self._pauses = [_Pause() for _ in probes]
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -206,7 +209,10 @@ class Monitor:
         try:
             await probe.health(self._liveness_timeout_s)
         except ProbeFailed as failure:
-            self._lifecycle.missed(engine, str(failure), time.monotonic(), refused=failure.refused)
+            now = time.monotonic()
+            # A busy engine may be slow to say how it is; one whose tokens flow is not dead.
+            if failure.refused or now - self._last_output(engine) >= self.pass_s:
+                self._lifecycle.missed(engine, str(failure), now, refused=failure.refused)
             return
         self._lifecycle.alive(engine, time.monotonic())
         await self._look_at_start(engine)

@@ -130,6 +130,12 @@ class Exchange:
             f"(serving.request_timeout_s); it was {self._stage}",
         )
 
+    def last_output(self, engine: int) -> float:
+        """When output last came from this engine, on the loop's clock; 0 if none does."""
+        if not self._decoding or self._relay is None or self._grants[-1].engine != engine:
+            return 0.0
+        return self._relay.last_at
+
     def reply_headers(self) -> list[replies.Header]:
         """Headers of every reply to this request."""
         return [("x-request-id", self.record.request_id)]

@@ -71,6 +71,7 @@ class Router:
             self.readiness,
             [Probe(engine, config.model) for engine in engines_of(config)],
             self._engine_restarted,
+            lambda engine: max((exchange.last_output(engine) for exchange in self.exchanges), default=0.0),
         )
         serving = config.serving
         self.retries = RetryBudget(serving.retry_share, serving.retry_reserve)

@@ -153,7 +153,7 @@ def raise_file_limit(config: FleetConfig) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     seats = sum(engine.prefill_concurrency + engine.decode_concurrency for engine in config.engines)
     clients = config.serving.client_connection_limit
-    legs = min(seats, config.serving.retention_limit)
+    legs = min(seats, config.serving.retention_limit) + len(config.engines)  # each has one for probes
     wanted = clients + legs + SPARE_FILES
     if hard != resource.RLIM_INFINITY and hard < wanted:
         log.warning(

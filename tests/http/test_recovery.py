@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from narwhal.fleet.lifecycle import State
-from narwhal.sim import Fault, FaultName, SimOptions
-from tests.http.support import CHAT, Routed, body_for, eventually, on_router
+from narwhal.sim import Fault, FaultName, Interval, SimOptions, Timing
+from tests.http.support import CHAT, Routed, body_for, eventually, message, on_router
 
 # Quick enough to wait for. Each probe has half a second at the least, since machines are busy.
 QUICK = {"liveness_interval_s": 0.75, "liveness_misses": 2, "readmit_ramp_s": 0.2, "probe_timeout_s": 5}
@@ -234,3 +234,18 @@ def test_one_lost_connection_is_enough_to_find_an_engine_dead() -> None:
         assert [len(row["attempts"]) for row in await where.rows(2)] == [1, 2]
 
     on_router(test, **PAIRS)
+
+
+def test_an_engine_whose_tokens_flow_is_not_dead_though_it_says_it_is_unwell() -> None:
+    async def test(where: Routed) -> None:
+        client = await where.connect()
+        client.writer.write(message("POST", CHAT, body_for(CHAT, stream=True, max_tokens=50)))
+        await eventually(lambda: where.seats == (0, 1))
+        where.fleet["d0"].faults.set(Fault(FaultName.UNHEALTHY, status=503))
+        assert (await client.read()).ended == "whole"
+        assert state(where, "d0") is State.SERVING
+        await eventually(lambda: state(where, "d0") is State.EJECTED)
+        where.fleet["d0"].faults.set()
+
+    timing = Timing(interval=Interval(base=0.06))
+    on_router(test, **PAIRS, recovery=QUICK, options=SimOptions(timing=timing))
