@@ -57,7 +57,7 @@ class Monitor:
         restarted: Callable[[int], None],
         last_output: Callable[[int], float],
     ) -> None:
-        """`restarted` is told of each engine whose process is another one than before. `last_output` tells when
+        """`restarted` is told of each engine whose process is another than before; `last_output` tells when
         a stream last brought output of an engine, in monotonic seconds."""
         self.pass_s = rules.liveness_interval_s * rules.liveness_misses / (rules.liveness_misses + 1)
         # A probe is over before the next pass, which would leave the engine out else.
