@@ -160,8 +160,8 @@ class Lifecycle:
 
     # ---- evidence
 
-    def failed(self, engine: int, evidence: Evidence, why: str, now: float) -> None:
-        """A leg failed on the engine, or a probe did."""
+    def failed(self, engine: int, evidence: Evidence, why: str, now: float, *, refused: bool = False) -> None:
+        """A leg failed on the engine, or a probe did; `refused`: it could not be connected to."""
         life = self.lives[engine]
         self.tainted.add(engine)
         remedy = life.health.failed(evidence, self._rules.eject_after)
@@ -170,7 +170,7 @@ class Lifecycle:
         count = life.health.counts[evidence]
         why = f"{count} {evidence.value} failures in a row, the last: {why}"
         if remedy is Remedy.EJECT:
-            self._eject(engine, why, now, refused=True)
+            self._eject(engine, why, now, refused=refused)
         elif life.state in _IN_SERVICE:
             life.doubt, life.remedy = evidence, remedy
             self._move(engine, State.PROBING, why, now)

@@ -129,7 +129,7 @@ class Monitor:
                 if not failure.refused:
                     return  # it listens: what else may be wrong is for liveness to find
                 now = time.monotonic()
-                self._lifecycle.failed(engine, Evidence.CONNECTION, str(failure), now)
+                self._lifecycle.failed(engine, Evidence.CONNECTION, str(failure), now, refused=True)
             else:
                 return
 

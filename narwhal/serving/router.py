@@ -177,7 +177,8 @@ class Router:
             (engine, failure.phase, failure.ending.name), f"request {record.request_id}, {attempt}: {message}"
         )
         self.accounts.engines.leg_failed(engine, failure.phase, failure.ending.name)
-        self.lifecycle.failed(engine, failure.evidence, message, time.monotonic())
+        refused = failure.ending.name == "connect_failed"
+        self.lifecycle.failed(engine, failure.evidence, message, time.monotonic(), refused=refused)
         if failure.evidence is not Evidence.CONNECTION:
             self.lifecycle.succeeded(engine, (Evidence.CONNECTION,))
         if failure.evidence in (Evidence.CONNECTION, Evidence.STREAM):
