@@ -77,20 +77,23 @@ def _serve(args: argparse.Namespace) -> int:
 
     from narwhal.serving.server import CannotListen, Server, run
 
-    config = load(args.fleet)
-    serving = config.serving
-    if args.host is not None:
-        serving = replace(serving, host=args.host)
-    if args.port is not None:
-        serving = replace(serving, port=args.port)
-    config = replace(config, serving=serving)
+    def read() -> FleetConfig:
+        config = load(args.fleet)
+        serving = config.serving
+        if args.host is not None:
+            serving = replace(serving, host=args.host)
+        if args.port is not None:
+            serving = replace(serving, port=args.port)
+        return replace(config, serving=serving)
+
+    config = read()
     set_up_logging(args.log_level, args.log_format)
 
     def announce(server: Server) -> None:
         print(f"narwhal serves {config.model} on {server.url} ({_fleet_in_words(config)})", flush=True)
 
     try:
-        return uvloop.run(run(config, announce))
+        return uvloop.run(run(config, announce, read, str(args.fleet)))
     except CannotListen as error:
         print(f"narwhal: {error}", file=sys.stderr)
         return 1

@@ -90,6 +90,11 @@ class EngineCounters:
         self.output_after_done = _zeros(engines)  # events with output after [DONE]
         self.failures: dict[tuple[int, Phase, str], int] = {}  # by engine, phase, and name of the outcome
 
+    def add(self) -> None:
+        """The fleet has one more engine."""
+        for column in (*self.legs, self.tokens, self.usage_disagreements, self.output_after_done):
+            column.append(0)
+
     def leg_started(self, engine: int, phase: Phase) -> None:
         """Count a leg."""
         self.legs[phase][engine] += 1

@@ -85,6 +85,10 @@ class Scraper:
         self._recovery = recovery
         self._journal = journal
 
+    def fleet_is(self, config: FleetConfig) -> None:
+        """The fleet has other engines."""
+        self._config = config
+
     def take(self) -> Scrape:
         """The figures of now. Call it on the loop."""
         table, journal = self._table, self._journal

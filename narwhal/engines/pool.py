@@ -108,6 +108,12 @@ class Pool:
         """A connection has closed."""
         self._links.discard(link)
 
+    def drop_idle(self) -> None:
+        """Close the connections that serve nothing."""
+        idle, self._idle = self._idle, []
+        for link in idle:
+            link.abort()
+
     def sweep(self, now: float) -> None:
         """Close what has been idle too long, or has an answer whose end never comes. `now` is monotonic."""
         fresh = []

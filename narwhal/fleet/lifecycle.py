@@ -89,6 +89,7 @@ class Life:
     started_at: float | None = None  # its process, in seconds since 1970
     drain_reason: str = ""
     drain_until: float | None = None  # when it is safe to stop whatever runs
+    retired: bool = False  # taken out of the fleet file: it drains, and does not come back by itself
     handoffs: int = 0  # KV caches it holds for decode legs that have not begun to answer
 
 
@@ -118,28 +119,49 @@ class Lifecycle:
     ) -> None:
         """`changed` is told of each change of state, after the table has been brought in line with it; `held`
         tells how many requests the router holds."""
-        self.lives = [
-            Life(
-                now,
-                tuple(table.limit[phase][engine] for phase in Phase),
-                RoleCode(table.role[engine]),
-            )
-            for engine in range(len(table))
-        ]
+        self.lives: list[Life] = []
         # Engines with evidence against them, so that a success elsewhere costs one look.
         self.tainted: set[int] = set()
-        self.ejections = [0] * len(table)
-        self.readmissions = [0] * len(table)
-        self.restarts = [0] * len(table)
+        self.ejections: list[int] = []
+        self.readmissions: list[int] = []
+        self.restarts: list[int] = []
         self._table = table
         self._rules = rules
         self._changed = changed
         self._held = held
+        for engine in range(len(table)):
+            self._enter(engine, now)
+
+    # ---- the fleet file
+
+    def _enter(self, engine: int, now: float) -> None:
+        limits = tuple(self._table.limit[phase][engine] for phase in Phase)
+        self.lives.append(Life(now, limits, RoleCode(self._table.role[engine])))
+        for figures in (self.ejections, self.readmissions, self.restarts):
+            figures.append(0)
+
+    def add(self, now: float) -> None:
+        """The table has one more engine, which is to prove itself before it serves."""
+        engine = len(self.lives)
+        self._enter(engine, now)
+        self._move(engine, State.EJECTED, "it is new, and is to prove itself", now)
+
+    def retire(self, engines: Iterable[int], now: float) -> None:
+        """The fleet file has these engines no more."""
+        retired = list(engines)
+        for engine in retired:
+            self.lives[engine].retired = True
+        self.drain(retired, None, now, "it was taken out of the fleet file")
+
+    def set_limits(self, engine: int, limits: tuple[int, ...], now: float) -> None:
+        """The engine has other seats, by phase, when nothing holds them back."""
+        self.lives[engine].limits = limits
+        self._settle(now)
 
     # ---- evidence
 
-    def failed(self, engine: int, evidence: Evidence, why: str, now: float) -> None:
-        """A leg failed on the engine, or a probe did."""
+    def failed(self, engine: int, evidence: Evidence, why: str, now: float, *, refused: bool = False) -> None:
+        """A leg failed on the engine, or a probe did; `refused`: it could not be connected to."""
         life = self.lives[engine]
         self.tainted.add(engine)
         remedy = life.health.failed(evidence, self._rules.eject_after)
@@ -148,7 +170,7 @@ class Lifecycle:
         count = life.health.counts[evidence]
         why = f"{count} {evidence.value} failures in a row, the last: {why}"
         if remedy is Remedy.EJECT:
-            self._eject(engine, why, now, refused=True)
+            self._eject(engine, why, now, refused=refused)
         elif life.state in _IN_SERVICE:
             life.doubt, life.remedy = evidence, remedy
             self._move(engine, State.PROBING, why, now)
@@ -219,6 +241,8 @@ class Lifecycle:
         if before is None or before == started_at:
             return False
         life.generation += 1
+        life.health.clear()  # what the old process did says nothing of this one
+        self.tainted.discard(engine)
         self.restarts[engine] += 1
         return True
 
@@ -241,6 +265,7 @@ class Lifecycle:
         moves = []
         for engine in engines:
             life = self.lives[engine]
+            life.retired = False
             if life.state in DRAINS:
                 life.drain_until = None
                 life.misses = 0

@@ -77,6 +77,23 @@ class FleetTable:
         self.seats = (self.prefill_seats, self.decode_seats)
         self._order()
 
+    def add(self, engine: EngineSpec) -> int:
+        """One more row; its index. Rows are never taken away: an engine that left is unavailable."""
+        index = len(self.ids)
+        self.ids = (*self.ids, engine.id)
+        self.index[engine.id] = index
+        for column, value in (
+            (self.role, RoleCode[engine.role.upper()]),
+            (self.available, 1),
+            (self.prefill_limit, engine.prefill_concurrency),
+            (self.decode_limit, engine.decode_concurrency),
+            (self.prefill_seats, 0),
+            (self.decode_seats, 0),
+        ):
+            column.append(value)
+        self._order()
+        return index
+
     def _order(self) -> None:
         # By phase: the engines whose role answers an ask for it, in order of ID, so that the first of equals
         # is the one that wins a tie.

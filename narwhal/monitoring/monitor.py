@@ -55,9 +55,13 @@ class Monitor:
         readiness: Readiness,
         probes: list[Probe],
         restarted: Callable[[int], None],
+        last_output: Callable[[int], float],
     ) -> None:
-        """`restarted` is told of each engine whose process is another one than before."""
+        """`restarted` is told of each engine whose process is another than before; `last_output` tells when
+        a stream last brought output of an engine, in monotonic seconds."""
         self.pass_s = rules.liveness_interval_s * rules.liveness_misses / (rules.liveness_misses + 1)
+        # A probe is over before the next pass, which would leave the engine out else.
+        self._liveness_timeout_s = 0.9 * self.pass_s
         self.failures: dict[str, int] = {}  # by stage
         self.failed_in_a_row = 0  # passes
         # By engine: when it was last heard to do well, on the loop's clock.
@@ -68,6 +72,7 @@ class Monitor:
         self._readiness = readiness
         self._probes = probes
         self._restarted = restarted
+        self._last_output = last_output
         self._known_connection = [0] * len(probes)
         self._pauses = [_Pause() for _ in probes]
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -104,6 +109,13 @@ class Monitor:
         elif change.after is State.EJECTED:
             self._pauses[change.engine] = _Pause()
 
+    def add(self, probe: Probe) -> None:
+        """The fleet has one more engine."""
+        self._probes.append(probe)
+        self.heard.append(0.0)
+        self._known_connection.append(0)
+        self._pauses.append(_Pause())
+
     def suspect(self, engine: int) -> None:
         """A leg lost its connection: if nobody listens there any more, find it out before requests do."""
         if self._timer is not None:
@@ -112,12 +124,12 @@ class Monitor:
     async def _look_for_life(self, engine: int) -> None:
         for _ in range(self._rules.eject_after):
             try:
-                await self._probes[engine].health(self.pass_s)
+                await self._probes[engine].health(self._liveness_timeout_s)
             except ProbeFailed as failure:
                 if not failure.refused:
                     return  # it listens: what else may be wrong is for liveness to find
                 now = time.monotonic()
-                self._lifecycle.failed(engine, Evidence.CONNECTION, str(failure), now)
+                self._lifecycle.failed(engine, Evidence.CONNECTION, str(failure), now, refused=True)
             else:
                 return
 
@@ -195,9 +207,12 @@ class Monitor:
     async def _is_alive(self, engine: int) -> None:
         probe = self._probes[engine]
         try:
-            await probe.health(self.pass_s)
+            await probe.health(self._liveness_timeout_s)
         except ProbeFailed as failure:
-            self._lifecycle.missed(engine, str(failure), time.monotonic(), refused=failure.refused)
+            now = time.monotonic()
+            # A busy engine may be slow to say how it is; one whose tokens flow is not dead.
+            if failure.refused or now - self._last_output(engine) >= self.pass_s:
+                self._lifecycle.missed(engine, str(failure), now, refused=failure.refused)
             return
         self._lifecycle.alive(engine, time.monotonic())
         await self._look_at_start(engine)

@@ -70,7 +70,8 @@ class Exchange:
         self._stage_ending: Ending | None = None
         self._decoding = False
         self._paused = False
-        self._drained: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None  # a whole answer waits for its client to read
+        self._unread = 0
         self._next_comment = math.inf
         self._stage = "being read"
         self._route = route
@@ -130,6 +131,12 @@ class Exchange:
             f"(serving.request_timeout_s); it was {self._stage}",
         )
 
+    def last_output(self, engine: int) -> float:
+        """When output last came from this engine, on the loop's clock; 0 if none does."""
+        if not self._decoding or self._relay is None or self._grants[-1].engine != engine:
+            return 0.0
+        return self._relay.last_at
+
     def reply_headers(self) -> list[replies.Header]:
         """Headers of every reply to this request."""
         return [("x-request-id", self.record.request_id)]
@@ -138,6 +145,9 @@ class Exchange:
         """A deadline of the request's, or the next comment to a silent stream, is due."""
         if now >= self.deadline:
             self.interrupt(self.overdue())
+            return
+        if self._drained is not None:
+            self._check_reading(now)
             return
         if now >= self._stage_deadline and not (self._decoding and self._decode_goes_on(now)):
             ending, self._stage_ending = self._stage_ending, None
@@ -207,12 +217,24 @@ class Exchange:
             return None
         self._stage = "being read by its client"
         self._drained = self._loop.create_future()
-        self._set_alarm()
+        self._unread = self._connection.unsent()
+        self._connection.alarm.set(min(self.deadline, time.monotonic() + self._connection.patience_s))
         try:
             await self._wait(self._drained)
         except Ending as ending:
             return ending
         return None
+
+    def _check_reading(self, now: float) -> None:
+        # A client may read its answer as slowly as its deadline allows, but it must read.
+        before, self._unread = self._unread, self._connection.unsent()
+        patience_s = self._connection.patience_s
+        if self._unread >= before:
+            self.interrupt(
+                Ending("disconnected", f"the client read nothing of its answer for {patience_s:g} s")
+            )
+        else:
+            self._connection.alarm.set(min(self.deadline, now + patience_s))
 
     def _come_apart(self, ending: Ending | None) -> None:
         # A circle of references stays until the collector comes by, and a whole answer with it.

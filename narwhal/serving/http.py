@@ -239,6 +239,11 @@ class ClientConnection(asyncio.Protocol):
         self._set_alarm_in(self._server.serving.idle_timeout_s)
         self._pump()
 
+    @property
+    def patience_s(self) -> float:
+        """How long a client may read nothing of what was sent to it."""
+        return LINGER_IDLE_S
+
     def refuse(self, ending: Ending) -> None:
         """End the request although its body is still being read."""
         assert self.head is not None
@@ -257,7 +262,7 @@ class ClientConnection(asyncio.Protocol):
         self._state = _State.CLOSED
         self.outlet.close()
         if transport is not None and transport.get_write_buffer_size():
-            self._unread = self._unsent()
+            self._unread = self.unsent()
             self._set_alarm_in(LINGER_IDLE_S)
         else:
             self.alarm.close()
@@ -508,7 +513,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         self._regulate_reading()
-        self._unread = self._unsent()
+        self._unread = self.unsent()
         transport.write_eof()
         self._linger_until = time.monotonic() + LINGER_S
         self._set_alarm_in(LINGER_IDLE_S)
@@ -534,7 +539,7 @@ class ClientConnection(asyncio.Protocol):
             )
             self._protocol_error(Ending("body_timeout", message, code="head_timeout"))
         else:
-            before, self._unread = self._unread, self._unsent()
+            before, self._unread = self._unread, self.unsent()
             if self._unread and (not before or self._unread < before):
                 self._set_alarm_in(LINGER_IDLE_S)  # it reads, if slowly
             elif self._unread or state is _State.LINGERING:
@@ -549,9 +554,11 @@ class ClientConnection(asyncio.Protocol):
             f"(serving.body_timeout_s); {self._body_size} bytes had come",
         )
 
-    def _unsent(self) -> int:
-        # Bytes that the client has not taken yet. The kernel's share tells a slow reader from none: it makes
-        # room for more only in large steps.
+    def unsent(self) -> int:
+        """Bytes that the client has not taken yet.
+
+        The kernel's share tells a slow reader from none: it makes room for more only in large steps.
+        """
         transport = self._transport
         if transport is None:
             return 0

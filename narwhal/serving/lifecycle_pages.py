@@ -106,5 +106,6 @@ def _report(router: Router) -> dict[str, Any]:
                 else round(max(0.0, life.drain_until - now), 3),
             }
             for engine, life in enumerate(lifecycle.lives)
+            if not (life.retired and life.state is State.DRAINED)
         ],
     }

@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from narwhal._fast.relay import Relay
@@ -37,6 +38,7 @@ from narwhal.request import Route
 from narwhal.serving.drains import Drain, DrainFile, Drains
 from narwhal.serving.exchange import Exchange
 from narwhal.serving.failures import LegFailure
+from narwhal.serving.reload import Changes, compare
 from narwhal.serving.repeats import Repeats
 
 log = logging.getLogger("narwhal.serving")
@@ -69,6 +71,7 @@ class Router:
             self.readiness,
             [Probe(engine, config.model) for engine in engines_of(config)],
             self._engine_restarted,
+            lambda engine: max((exchange.last_output(engine) for exchange in self.exchanges), default=0.0),
         )
         serving = config.serving
         self.retries = RetryBudget(serving.retry_share, serving.retry_reserve)
@@ -174,7 +177,8 @@ class Router:
             (engine, failure.phase, failure.ending.name), f"request {record.request_id}, {attempt}: {message}"
         )
         self.accounts.engines.leg_failed(engine, failure.phase, failure.ending.name)
-        self.lifecycle.failed(engine, failure.evidence, message, time.monotonic())
+        refused = failure.ending.name == "connect_failed"
+        self.lifecycle.failed(engine, failure.evidence, message, time.monotonic(), refused=refused)
         if failure.evidence is not Evidence.CONNECTION:
             self.lifecycle.succeeded(engine, (Evidence.CONNECTION,))
         if failure.evidence in (Evidence.CONNECTION, Evidence.STREAM):
@@ -237,6 +241,30 @@ class Router:
         self.door.fleet_changed()
         self.monitor.changed(change)
 
+    def reload(self, new: FleetConfig, source: str) -> Changes:
+        """Have the engines of a fleet file that was read again. With ConfigError, nothing has changed."""
+        retired = {self.table.ids[engine] for engine, life in enumerate(self.lifecycle.lives) if life.retired}
+        changes = compare(self.config, retired, new, source)
+        now, index = time.monotonic(), self.table.index
+        added = replace(self.config, engines=tuple(changes.added))
+        engines = [changes.limited.get(engine.id, engine) for engine in self.config.engines]
+        self.config = replace(self.config, engines=(*engines, *changes.added))
+        self.scraper.fleet_is(self.config)
+        for config, engine, probe in zip(changes.added, engines_of(added), engines_of(added), strict=True):
+            self.table.add(config)
+            self.engines.append(engine)
+            self.accounts.engines.add()
+            self.monitor.add(Probe(probe, new.model))
+            self.lifecycle.add(now)
+        for name, config in changes.limited.items():
+            limits = (config.prefill_concurrency, config.decode_concurrency)
+            self.lifecycle.set_limits(index[name], limits, now)
+        self.lifecycle.retire([index[name] for name in changes.removed], now)
+        self.lifecycle.readmit([index[name] for name in changes.returned], now)
+        self.door.fleet_changed()
+        self.monitor.hurry()
+        return changes
+
     def drain(self, engines: list[int], deadline_s: float | None, reason: str) -> None:
         """Give these engines nothing new; from `deadline_s` on they are safe to stop whatever runs."""
         now = time.monotonic()
@@ -257,7 +285,7 @@ class Router:
                 None if life.drain_until is None else life.drain_until + ahead, life.drain_reason
             )
             for engine, life in enumerate(self.lifecycle.lives)
-            if life.state in DRAINS
+            if life.state in DRAINS and not life.retired
         }
         return functools.partial(self._drain_file.save, self._drain_file.ticket(), drains)
 
@@ -272,7 +300,8 @@ class Router:
                 self.drain([engine], until, drain.reason)
 
     def _engine_restarted(self, engine: int) -> None:
-        """Another process answers for this engine: what was learned of the old one is void."""
+        """Another process answers for this engine: nothing listens to the old one's connections any more."""
+        self.engines[engine].pool.drop_idle()
 
     # ---- housekeeping
 

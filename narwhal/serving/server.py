@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from narwhal.admission.readiness import State
-from narwhal.config import FleetConfig, ServingConfig
+from narwhal.config import ConfigError, FleetConfig, ServingConfig
 from narwhal.outcomes import Ending
 from narwhal.serving import routes
 from narwhal.serving.head import RequestHead
@@ -153,7 +153,7 @@ def raise_file_limit(config: FleetConfig) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     seats = sum(engine.prefill_concurrency + engine.decode_concurrency for engine in config.engines)
     clients = config.serving.client_connection_limit
-    legs = min(seats, config.serving.retention_limit)
+    legs = min(seats, config.serving.retention_limit) + len(config.engines)  # each has one for probes
     wanted = clients + legs + SPARE_FILES
     if hard != resource.RLIM_INFINITY and hard < wanted:
         log.warning(
@@ -166,8 +166,24 @@ def raise_file_limit(config: FleetConfig) -> None:
         )
 
 
-async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
-    """Serve until a signal says to stop; returns the exit code. Raises CannotListen."""
+async def _reload(router: Router, again: Callable[[], FleetConfig], source: str) -> None:
+    """Read the fleet file again; what is wrong with it is logged, and changes nothing."""
+    router.reopen_journal()
+    try:
+        changes = router.reload(await router.loop.run_in_executor(None, again), source)
+    except ConfigError as error:
+        log.error("the fleet file was read again and changes nothing, for it is wrong:\n%s", error)
+    else:
+        log.info("the fleet file was read again: %s", changes.in_words)
+
+
+async def run(
+    config: FleetConfig, announce: Callable[[Server], None], again: Callable[[], FleetConfig], source: str
+) -> int:
+    """Serve until a signal says to stop; returns the exit code. Raises CannotListen.
+
+    `again` reads the fleet file, called `source`, once more, when SIGHUP comes. It may raise ConfigError.
+    """
     loop = asyncio.get_running_loop()
     raise_file_limit(config)
     server = Server(config)
@@ -180,18 +196,19 @@ async def run(config: FleetConfig, announce: Callable[[Server], None]) -> int:
     signals: asyncio.Queue[None] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, None)
-    loop.add_signal_handler(signal.SIGHUP, server.router.reopen_journal)
+    router = server.router
+    loop.add_signal_handler(signal.SIGHUP, lambda: router.track(_reload(router, again, source)))
     announce(server)  # from here on whoever reads it may send signals
     await signals.get()
     log.info("stopping")
     stopping = loop.create_task(server.stop(config.serving.graceful_timeout_s))
-    again = loop.create_task(signals.get())
-    await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
-    hurried = again.done()
+    second = loop.create_task(signals.get())
+    await asyncio.wait({stopping, second}, return_when=asyncio.FIRST_COMPLETED)
+    hurried = second.done()
     if hurried:
         log.warning("a second signal: ending at once")
         await server.stop(0)
-    again.cancel()
+    second.cancel()
     await stopping
     log.info("stopped")
     return 1 if hurried else 0

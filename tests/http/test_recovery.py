@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from narwhal.fleet.lifecycle import State
-from narwhal.sim import Fault, FaultName, SimOptions
-from tests.http.support import CHAT, Routed, body_for, eventually, on_router
+from narwhal.sim import Fault, FaultName, Interval, SimOptions, Timing
+from tests.http.support import CHAT, Routed, body_for, eventually, message, on_router
 
 # Quick enough to wait for. Each probe has half a second at the least, since machines are busy.
 QUICK = {"liveness_interval_s": 0.75, "liveness_misses": 2, "readmit_ramp_s": 0.2, "probe_timeout_s": 5}
@@ -48,12 +48,13 @@ def test_a_dead_idle_engine_is_found_in_time_without_a_request_and_comes_back(fa
             where.fleet["p0"].faults.set(Fault(fault, status=503))
         await eventually(lambda: state(where, "p0") is State.EJECTED)
         took = time.monotonic() - began
+        if fault is FaultName.HANG:
+            silent.close()
         # On a busy machine the router itself may be late.
-        assert took < QUICK["liveness_interval_s"] * QUICK["liveness_misses"] + 0.5
+        assert took < QUICK["liveness_interval_s"] * QUICK["liveness_misses"] + 1.0
         assert where.counts["offered"] == 0
         assert (await served_by(where))[0] == "p1"
         if fault is FaultName.HANG:
-            silent.close()
             await where.fleet["p0"].start(port=port)
         where.fleet["p0"].faults.set()
         await eventually(lambda: state(where, "p0") is State.SERVING)
@@ -179,6 +180,8 @@ def test_a_restart_that_nobody_noticed_is_seen_by_the_processs_start() -> None:
     async def test(where: Routed) -> None:
         p0, port = where.fleet["p0"], where.fleet["p0"].port
         lives = where.router.lifecycle
+        await served_by(where)
+        assert where.router.engines[0].pool.open_connections == 1
         await eventually(lambda: lives.lives[0].started_at is not None)
         await p0.stop()
         await p0.start(port=port)
@@ -231,3 +234,18 @@ def test_one_lost_connection_is_enough_to_find_an_engine_dead() -> None:
         assert [len(row["attempts"]) for row in await where.rows(2)] == [1, 2]
 
     on_router(test, **PAIRS)
+
+
+def test_an_engine_whose_tokens_flow_is_not_dead_though_it_says_it_is_unwell() -> None:
+    async def test(where: Routed) -> None:
+        client = await where.connect()
+        client.writer.write(message("POST", CHAT, body_for(CHAT, stream=True, max_tokens=50)))
+        await eventually(lambda: where.seats == (0, 1))
+        where.fleet["d0"].faults.set(Fault(FaultName.UNHEALTHY, status=503))
+        assert (await client.read()).ended == "whole"
+        assert state(where, "d0") is State.SERVING
+        await eventually(lambda: state(where, "d0") is State.EJECTED)
+        where.fleet["d0"].faults.set()
+
+    timing = Timing(interval=Interval(base=0.06))
+    on_router(test, **PAIRS, recovery=QUICK, options=SimOptions(timing=timing))

@@ -121,7 +121,7 @@ def test_when_the_only_decode_engine_is_killed_streams_end_with_an_error_and_who
     lifecycle(router, "drain", "d0")
     streamed, whole = long_prompt("Killed"), long_prompt("Whole")
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(ask, router, whole, 400)
+        answers: list[Future[tuple[list[int], str]]] = []
         stream = router.client.completions.create(
             model="tiny", prompt=streamed, max_tokens=1000, temperature=0, stream=True,
             extra_body={"return_token_ids": True, "ignore_eos": True},
@@ -131,7 +131,9 @@ def test_when_the_only_decode_engine_is_killed_streams_end_with_an_error_and_who
         def read() -> None:
             for event in stream:
                 ids.extend((event.choices[0].model_extra or {}).get("token_ids") or [])
-                if len(ids) == 5:
+                if not answers and len(ids) >= 5:
+                    answers.append(threads.submit(ask, router, whole, 120))
+                    assert eventually(lambda: lifecycle(router)["d1"]["running"] == 2)
                     os.killpg(others.by_role("decode").pid, signal.SIGKILL)
 
         with pytest.raises(openai.APIError) as ended:
@@ -141,12 +143,12 @@ def test_when_the_only_decode_engine_is_killed_streams_end_with_an_error_and_who
         assert len(ids) >= 5
         assert ids == token_ids(complete(producer, streamed, len(ids), ignore_eos=True))
         # With no decode engine left, one that prefills computes the whole answer.
-        again, request = answer.result()
+        again, request = answers[0].result()
     attempts = router.row(request)["attempts"]
     assert [attempt["decode"] for attempt in attempts][:1] == ["d1"]
     assert attempts[-1]["prefill"] is None
     assert attempts[-1]["decode"] in ("p0", "p1")
-    assert again == token_ids(complete(producer, whole, 400, ignore_eos=True))
+    assert again == token_ids(complete(producer, whole, 120, ignore_eos=True))
     assert lifecycle(router)["d1"]["state"] == "ejected"
     back(router, "d0")
     _, request = ask(router, whole, 4)

@@ -43,7 +43,8 @@ class Fleet:
 
     def fail(self, engine: int, evidence: Evidence, times: int = 3, now: float = 1.0) -> None:
         for _ in range(times):
-            self.lives.failed(engine, evidence, "it broke", now)
+            refused = evidence is Evidence.CONNECTION
+            self.lives.failed(engine, evidence, "it broke", now, refused=refused)
 
     def state(self, engine: int) -> State:
         return self.lives.lives[engine].state
@@ -177,6 +178,17 @@ def test_the_last_of_its_role_stays_in_marked_unless_it_can_not_be_connected_to(
     assert one.able() == [P0, P1, D1]
 
 
+def test_the_last_of_its_role_stays_in_though_it_resets_every_connection() -> None:
+    one = Fleet(PAIRS[0], PAIRS[2])
+    for _ in range(3):
+        one.lives.failed(1, Evidence.CONNECTION, "it was reset", 1.0, refused=False)
+    assert one.state(1) is EJECTED
+    assert one.able() == [0, 1]
+    assert one.lives.lives[1].generation == 0
+    one.fail(1, Evidence.CONNECTION, 1)
+    assert one.able() == [0]
+
+
 def test_engines_of_the_other_role_run_whole_requests_while_a_role_is_empty() -> None:
     one = Fleet()
     one.fail(D0, Evidence.CONNECTION)
@@ -201,6 +213,16 @@ def test_another_process_is_told_from_the_one_before_by_its_start() -> None:
     assert one.lives.started(P0, 160.0)
     assert one.lives.lives[P0].generation == 1
     assert one.lives.restarts == [1, 0, 0, 0]
+
+
+def test_what_an_old_process_did_does_not_speak_against_a_new_one() -> None:
+    one = Fleet()
+    one.lives.started(P0, 100.0)
+    one.fail(P0, Evidence.STREAM, 2)
+    one.lives.started(P0, 160.0)
+    one.fail(P0, Evidence.STREAM, 2)
+    assert one.state(P0) is SERVING
+    assert one.lives.lives[P0].health.counts == {Evidence.STREAM: 2}
 
 
 def test_what_an_engine_held_is_gone_when_it_can_not_be_connected_to() -> None:
