@@ -50,7 +50,8 @@ def test_a_connection_that_broke_or_whose_stream_did_is_not_used_again() -> None
         await eventually(lambda: where.fleet["d0"].stats.connections == 0)
         assert connections(where.fleet["p0"]) == [1] * 4
 
-    on_router(test, serving={"max_attempts": 1})
+    # Engines that fail are probed, over connections of the probes' own.
+    on_router(test, serving={"max_attempts": 1}, recovery={"eject_after": 100})
 
 
 def test_a_burst_opens_connections_and_the_quiet_after_it_closes_them() -> None:
