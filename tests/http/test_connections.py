@@ -43,14 +43,13 @@ def test_an_engines_error_reply_leaves_its_connection_good() -> None:
 
 def test_a_connection_that_broke_or_whose_stream_did_is_not_used_again() -> None:
     async def test(where: Routed) -> None:
-        for number, name in enumerate(("ids_null", "broken_chunking", "die_after", "broken_json"), 1):
+        for name in ("ids_null", "broken_chunking", "die_after", "broken_json"):
             wish = {"fault": {"name": name, "leg": "decode"}}
             assert (await where.ask(CHAT, body_for(CHAT, sim=wish))).status == 502
-            assert connections(where.fleet["d0"])[-1] == number
+        assert len(set(connections(where.fleet["d0"]))) == 4
         await eventually(lambda: where.fleet["d0"].stats.connections == 0)
         assert connections(where.fleet["p0"]) == [1] * 4
 
-    # Engines that fail are probed, over connections of the probes' own.
     on_router(test, serving={"max_attempts": 1}, recovery={"eject_after": 100})
 
 

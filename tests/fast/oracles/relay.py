@@ -167,9 +167,9 @@ class _Reading:
         if facts.has_output or facts.id_count:
             told.outputs.append(place)
         told.finished |= facts.finished
-        if facts.prompt_tokens >= 0:
+        if 0 <= facts.prompt_tokens < 2**31:
             told.prompt_tokens = facts.prompt_tokens
-        if facts.completion_tokens >= 0:
+        if 0 <= facts.completion_tokens < 2**31:
             told.completion_tokens = facts.completion_tokens
 
 
