@@ -44,9 +44,10 @@ test-real: build
 chaos: build
 	NARWHAL_CHAOS_S=60 $(BIN)/python -m pytest tests/http/test_chaos.py -s
 
-# What only fuzzing needs is installed with it, beside the rest: --no-build-isolation uses what is there to build.
-$(VENV)/.fuzz: $(VENV)/.built
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[fuzz]"
+# The extra alone: pip would build the extensions again to install it with its project.
+$(VENV)/.fuzz: $(VENV)/.ready
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['fuzz'])" \
+		| xargs $(BIN)/python -m pip install --quiet --disable-pip-version-check
 	@touch $@
 
 fuzz: build $(VENV)/.fuzz

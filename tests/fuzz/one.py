@@ -37,14 +37,18 @@ def load(name: str) -> Target:
     return target
 
 
+def seeds_of(target: Target) -> list[bytes]:
+    """Its seeds that are not too large."""
+    return [data for data in target.seeds() if len(data) <= LARGEST]
+
+
 def fuzz(name: str, seeds: Path, options: list[str]) -> None:
     """Let libFuzzer run, from these seeds. Does not return."""
     import atheris
 
     target = load(name)
-    for number, data in enumerate(target.seeds()):
-        if len(data) <= LARGEST:
-            (seeds / f"seed-{number}").write_bytes(data)
+    for number, data in enumerate(seeds_of(target)):
+        (seeds / f"seed-{number}").write_bytes(data)
 
     def change(data: bytes, max_size: int, seed: int) -> bytes:
         random = Random(seed)

@@ -47,7 +47,8 @@ def test_a_connection_that_broke_or_whose_stream_did_is_not_used_again() -> None
             wish = {"fault": {"name": name, "leg": "decode"}}
             assert (await where.ask(CHAT, body_for(CHAT, sim=wish))).status == 502
         assert len(set(connections(where.fleet["d0"]))) == 4
-        await eventually(lambda: where.fleet["d0"].stats.connections == 0)
+        # One may be a probe's own.
+        await eventually(lambda: where.fleet["d0"].stats.connections <= 1)
         assert connections(where.fleet["p0"]) == [1] * 4
 
     on_router(test, serving={"max_attempts": 1}, recovery={"eject_after": 100})

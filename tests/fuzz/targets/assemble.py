@@ -5,7 +5,7 @@ An input is a byte of switches, and the events with an empty line between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
 from narwhal._fast.assemble import Assembler, AssemblyError
@@ -57,6 +57,15 @@ def change(data: bytes, random: Random) -> bytes:
     return _input(events, data[0])
 
 
+def _check_limit(assemble: Callable[[int], bytes], size: int) -> None:
+    try:
+        assemble(size - 1)
+    except AssemblyError as error:
+        if error.too_large:
+            return
+    raise AssertionError("the limit is not kept")
+
+
 def check(data: bytes) -> None:
     """The response is the oracle's, or the same field is at fault; what is no JSON at all is refused."""
     switches = data[0] if data else 0
@@ -72,11 +81,17 @@ def check(data: bytes) -> None:
     except ValueError:
         malformed = True
         expected = "not JSON"
-    assembler = Assembler(chat, keep_ids, LIMIT, shape)
-    try:
+
+    def assemble(limit: int) -> bytes:
+        assembler = Assembler(chat, keep_ids, limit, shape)
         for event in events:
             assembler.add_event(event)
-        seen = repr(oracle.plain(oracle.load(assembler.finish(*counts))))
+        return assembler.finish(*counts)
+
+    try:
+        response = assemble(LIMIT)
+        _check_limit(assemble, len(response))
+        seen = repr(oracle.plain(oracle.load(response)))
     except AssemblyError as error:
         # Of text that is no JSON, what comes before the fault may be at fault too.
         seen = expected if malformed else f"wrong: {error.field}"
