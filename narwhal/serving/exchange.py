@@ -46,6 +46,9 @@ log = logging.getLogger("narwhal.serving")
 
 T = TypeVar("T")
 
+# When a decode leg fails like this before it answers, it may be its producer that does not hand over.
+_PRODUCERS_TOO = (Evidence.TIMEOUT, Evidence.STATUS)
+
 _SIZING_TIMEOUT_S = 5.0  # an engine that takes longer to count a prompt is not waited for
 
 
@@ -282,6 +285,8 @@ class Exchange:
                 if isinstance(failure, LegFailure):
                     self._router.leg_failed(failure, record)
                     avoid |= {failure.engine}
+                    if self._handoff is not None and failure.evidence in _PRODUCERS_TOO:
+                        avoid |= {self._handoff.producer}
                 if not self._may_try_again(failure, avoid):
                     raise failure.ending from None
             finally:

@@ -14,7 +14,7 @@ from narwhal.fleet.lifecycle import Lifecycle
 class Handoff:
     """One handoff. `let_go` of it once the decode leg answers, or will not be sent."""
 
-    __slots__ = ("_generation", "_held", "_lifecycle", "_producer", "cached_tokens", "expires", "params")
+    __slots__ = ("_generation", "_held", "_lifecycle", "cached_tokens", "expires", "params", "producer")
 
     def __init__(
         self, lifecycle: Lifecycle, producer: int, params: bytes, cached_tokens: int | None, expires: float
@@ -26,7 +26,7 @@ class Handoff:
         self.params = params
         self.cached_tokens = cached_tokens
         self.expires = expires
-        self._producer = producer
+        self.producer = producer
         self._generation = life.generation
         self._lifecycle = lifecycle
         self._held = True
@@ -34,10 +34,10 @@ class Handoff:
     @property
     def lost(self) -> bool:
         """Whether its producer has been restarted, or is gone."""
-        return self._lifecycle.lives[self._producer].generation != self._generation
+        return self._lifecycle.lives[self.producer].generation != self._generation
 
     def let_go(self) -> None:
         """The producer need not keep it any more, as far as the router knows."""
         if self._held:
             self._held = False
-            self._lifecycle.lives[self._producer].handoffs -= 1
+            self._lifecycle.lives[self.producer].handoffs -= 1

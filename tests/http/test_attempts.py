@@ -75,6 +75,19 @@ def test_a_handoff_whose_producer_was_lost_meanwhile_is_not_sent() -> None:
     on_router(test, serving=ONE_SEAT)
 
 
+def test_a_decode_leg_that_waits_in_vain_avoids_its_producer_too() -> None:
+    async def test(where: Routed) -> None:
+        body = body_for(CHAT, **STREAM)
+        where.fleet["p0"].faults.set(Fault(FaultName.GONE_HANDOFF, leg="prefill"))
+        answer = await where.ask(CHAT, body)
+        assert answer.token_ids == expected_output(body)[0]
+        first, second = (await where.row())["attempts"]
+        assert (first["prefill"], first["failure"]) == ("p0", "engine_timeout")
+        assert (second["prefill"], second["failure"]) == ("p1", None)
+
+    on_router(test, **PAIRS, serving={"first_token_timeout_s": 0.1})
+
+
 def test_retries_end_with_the_budget_and_the_answer_says_so() -> None:
     async def test(where: Routed) -> None:
         for engine in where.fleet.of("prefill"):

@@ -107,7 +107,7 @@ class Chaos:
     async def reign(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
-                await asyncio.sleep(self._dice.uniform(0.5, 1.5))
+                await asyncio.sleep(self._dice.uniform(0.8, 2.0))
                 victim = self._dice.choice(self._engines)
                 well = [one for one in self._engines if one.role == victim.role and not one.at_fault]
                 if not victim.at_fault and len(well) > SPARED[victim.role]:
