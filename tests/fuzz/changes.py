@@ -29,6 +29,12 @@ VALUES = tuple(
 )  # fmt: skip
 
 
+# The first and last of each length in UTF-8, and what lies just outside.
+_SEQUENCES = """1f 7f 80 c1bf c280 dfbf e09fbf e0a080 ed9fbf eda080 ee8080 efbfbf f08fbfbf f0908080 f48fbfbf
+    f4908080 f5808080 c2 e0a0 f09080 c241 e0a041 ff"""
+SEQUENCES = tuple(bytes.fromhex(digits) for digits in _SEQUENCES.split())
+
+
 class _Part(NamedTuple):
     """A member of an object or an item of a list: places of tokens."""
 
@@ -102,11 +108,13 @@ def _break(tokens: list[bytes], random: Random) -> list[bytes]:
 
 
 def _respelt(token: bytes, random: Random) -> bytes:
-    """A letter of a string as an escape or in another case; space behind what is none."""
+    """A letter of a string as an escape or in another case, or odd bytes in it; space behind what is none."""
     at = random.randrange(len(token))
     letter = token[at : at + 1]
     if not letter.isalnum() or not token.startswith(b'"'):
         return token + random.choice(SPACES).encode()
+    if random.random() < 0.3:
+        return token[:at] + random.choice(SEQUENCES) + token[at:]
     if random.random() < 0.8:
         return token[:at] + b"\\u%04x" % letter[0] + token[at + 1 :]
     return token[:at] + letter.swapcase() + token[at + 1 :]

@@ -34,6 +34,8 @@ def seeds() -> Iterator[bytes]:
     yield b'{"choices":[{"token_ids":[1]}]}'
     yield b'{"choices":[{"delta":{"token_ids":[1]},"message":{"prompt_text":""}}],"usage":null}'
     yield b'{"error":{"code":1},"usage":{"prompt_tokens_details":{"cached_tokens":1}}}'
+    for sequence in changes.SEQUENCES:
+        yield b'{"choices":[{"text":"%b"}]}' % sequence
     random = Random(1)
     for n in range(200):
         yield Writer(random.randbytes(200), chat=n % 2 == 0, odd=n % 4 > 1).event().encode()
