@@ -18,7 +18,7 @@ cdef struct Facts:
     const char* error           # NULL, or why the text is not an event; then nothing below holds
     Py_ssize_t error_at         # the byte where that showed
     bint has_output             # some choice, or its delta, carries text, reasoning, a call or a refusal
-    bint finished               # some choice has a finish_reason
+    bint finished               # some choice has a finish_reason that is not empty
     int choices                 # how many are in the list; -1 when there is no list
     IdsState ids                # of choices[*].token_ids and choices[*].delta.token_ids
     Py_ssize_t id_count         # valid IDs in these

@@ -104,7 +104,10 @@ def _events(wild: bool) -> Text:
         _CUT
         | _OUTPUT
         | {"index": NUMBERS, "logprobs": _ANYTHING, "message": _mostly(delta, _ANYTHING)}
-        | {"delta": typed(delta), "finish_reason": typed(st.sampled_from(["null", '"stop"', '"length"']))},
+        | {
+            "delta": typed(delta),
+            "finish_reason": typed(st.sampled_from(["null", '""', '"stop"', '"length"'])),
+        },
         ("delta", "finish_reason", "token_ids"),
     )
     details = _object(wild, {"cached_tokens": _COUNTS, "audio_tokens": _COUNTS}, ("cached_tokens",))
@@ -178,6 +181,13 @@ def test_a_chat_event_with_output_and_its_ids() -> None:
     assert (found.has_output, found.finished, found.choices) == (True, False, 1)
     assert (found.ids, found.id_count) == (VALID, 1)
     assert excise(CHAT) == CHAT.replace(b',"token_ids":[1234]', b"")
+
+
+@pytest.mark.parametrize(("reason", "finished"), [(b"null", False), (b'""', False), (b'" "', True)])
+def test_an_empty_finish_reason_finishes_nothing(reason: bytes, finished: bool) -> None:
+    data = b'{"choices":[{"finish_reason":%b}]}' % reason
+    assert scan(data).finished is finished
+    _agree(data)
 
 
 def test_the_prompts_ids_are_cut_but_never_counted() -> None:

@@ -68,27 +68,31 @@ def _fuzz(native: Native, target: str, seconds: float) -> Result:
             *("-len_control=0", "-mutate_depth=3", "-rss_limit_mb=4096", "-print_final_stats=1"),
             *(str(path) for path in (new, seeds, kept) if path.exists()),
         ]
-        done = subprocess.run(
-            [*_command(native, target), "--seeds", str(seeds), *options],
-            cwd=ROOT,
-            env=native.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=seconds + 3 * SLOWEST_S,
-            check=False,
-        )
-    blocks = re.findall(r" cov: (\d+)", done.stdout)
-    executions = re.findall(r"stat::number_of_executed_units: (\d+)", done.stdout)
+        log = Path(folder, "log")
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*_command(native, target), "--seeds", str(seeds), *options],
+                cwd=ROOT,
+                env=native.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                process.wait(seconds + 3 * SLOWEST_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        output = log.read_text(errors="replace")
+    blocks = re.findall(r" cov: (\d+)", output)
+    executions = re.findall(r"stat::number_of_executed_units: (\d+)", output)
     return Result(
         target,
         int(executions[-1]) if executions else 0,
         time.monotonic() - start,
         int(blocks[-1]) if blocks else 0,
         sorted(set(found.iterdir()) - before),
-        done.stdout if done.returncode else "",
+        output if process.returncode else "",
     )
 
 

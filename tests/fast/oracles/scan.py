@@ -252,7 +252,10 @@ def scan(data: bytes) -> Scan:
             for carrier in carriers
             for member in carrier.members
         ),
-        finished=any(choice.get("finish_reason") for choice in _choices(root)),
+        finished=any(
+            (reason := choice.get("finish_reason")) is not None and not _is_empty(reason)
+            for choice in _choices(root)
+        ),
         choices=len(_choices(root)) if root.get("choices") else -1,
         ids=ids,
         id_count=id_count,
