@@ -172,7 +172,9 @@ async def _reload(router: Router, again: Callable[[], FleetConfig], source: str)
     try:
         changes = router.reload(await router.loop.run_in_executor(None, again), source)
     except ConfigError as error:
-        log.error("the fleet file was read again and changes nothing, for it is wrong:\n%s", error)
+        log.error("the fleet file was read again and changes nothing, for it is wrong:")
+        for problem in error.problems:
+            log.error("%s:%d: %s", error.source, problem.line, problem)
     else:
         log.info("the fleet file was read again: %s", changes.in_words)
 
