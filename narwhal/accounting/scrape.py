@@ -53,7 +53,7 @@ class Scrape:
     seats: tuple[array[int], ...]  # by phase, then engine; so are the limits
     limits: tuple[array[int], ...]
     available: array[int]
-    phases: tuple[tuple[Phase, ...], ...]  # by engine: the phases it has seats for
+    phases: tuple[tuple[Phase, ...], ...]  # by engine: the phases it has seats for, or legs in
     state: State
     state_reason: str
     input_lengths: list[Learned]
@@ -101,7 +101,7 @@ class Scraper:
             seats=tuple(column[:] for column in table.seats),
             limits=tuple(column[:] for column in table.limit),
             available=table.available[:],
-            phases=tuple(table.needs(engine) for engine in range(len(table))),
+            phases=tuple(_phases(table, engine) for engine in range(len(table))),
             state=state,
             state_reason=reason,
             input_lengths=self._input_lengths.report(),
@@ -111,3 +111,9 @@ class Scraper:
             if journal is None
             else JournalFigures(journal.written, journal.dropped, journal.errors, journal.waiting),
         )
+
+
+def _phases(table: FleetTable, engine: int) -> tuple[Phase, ...]:
+    # Besides those of its role, one in which a leg still runs from when its role was another.
+    needed = table.needs(engine)
+    return tuple(phase for phase in Phase if phase in needed or table.seats[phase][engine])

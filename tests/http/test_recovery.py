@@ -51,7 +51,7 @@ def test_a_dead_idle_engine_is_found_in_time_without_a_request_and_comes_back(fa
         if fault is FaultName.HANG:
             silent.close()
         # On a busy machine the router itself may be late.
-        assert took < QUICK["liveness_interval_s"] * QUICK["liveness_misses"] + 1.0
+        assert took < QUICK["liveness_interval_s"] * QUICK["liveness_misses"] + 2.0
         assert where.counts["offered"] == 0
         assert (await served_by(where))[0] == "p1"
         if fault is FaultName.HANG:
