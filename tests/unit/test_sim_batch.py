@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,12 +22,13 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()  # settles equal times
 
     def time(self) -> float:
         return self.now
 
     def call_at(self, when: float, call: Callable[..., None], *args: Any) -> asyncio.TimerHandle:
-        heapq.heappush(self._due, (when, len(self._due), call, args))
+        heapq.heappush(self._due, (when, next(self._order), call, args))
         return cast("asyncio.TimerHandle", call)
 
     def run(self, until: float = float("inf")) -> None:
