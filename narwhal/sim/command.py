@@ -149,7 +149,9 @@ async def _serve(options: SimOptions, host: str, on_port: int, faults: list[Faul
         reason = os.strerror(code) if code > 0 else "the host's address is not known"
         raise _CannotStart(f"can't listen on {host} port {on_port}: {reason} (--host, --port)") from None
     engine.faults.set(*faults)
-    # One line: it can be pasted below `engines:` in a fleet file, and it says that the engine is up.
-    print(f'- {{id: sim-{engine.port}, url: "{engine.url}", role: {options.role}}}', flush=True)
+    # One line: it can be pasted below `engines:` in a fleet file, and it says that the engine is up. One
+    # write, too, for several engines may share a pipe; an unbuffered print writes its line's end on its own.
+    sys.stdout.write(f'- {{id: sim-{engine.port}, url: "{engine.url}", role: {options.role}}}\n')
+    sys.stdout.flush()
     await told_to_stop.wait()
     await engine.stop()

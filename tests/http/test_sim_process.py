@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import signal
 import ssl
@@ -65,6 +66,24 @@ def test_a_handoff_crosses_processes_and_dies_with_its_producer() -> None:
             gone = await ask(engine.url, "POST", CHAT, decode[1])
             assert gone.events[-1]["error"]["code"] == 500
         await engine.stop()
+
+    uvloop.run(main())
+
+
+def test_engines_that_share_a_pipe_each_write_their_line_whole() -> None:
+    async def main() -> None:
+        # Such a pipe keeps writes apart: a read gives one.
+        here, there = os.pipe2(os.O_DIRECT)
+        unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, stdout=there, env=unbuffered)
+        os.close(there)
+        try:
+            line = await asyncio.to_thread(os.read, here, 65536)
+            assert re.fullmatch(rb'- \{id: sim-\d+, url: "http://[\d.:]+", role: both\}\n', line)
+        finally:
+            os.close(here)
+            child.terminate()
+            assert await child.wait() == 0
 
     uvloop.run(main())
 
