@@ -182,6 +182,11 @@ class Lifecycle:
         if not health.counts:
             self.tainted.discard(engine)
 
+    def slowed(self, engine: int, why: str, now: float) -> None:
+        """The engine has become so much slower than its peers that it had better prove itself anew."""
+        if self.lives[engine].state in _IN_SERVICE:
+            self._eject(engine, why, now, refused=False)
+
     # ---- probes
 
     def alive(self, engine: int, now: float) -> None:

@@ -93,6 +93,18 @@ def test_a_success_clears_its_own_class_only() -> None:
     assert one.lives.lives[P0].doubt is Evidence.STREAM
 
 
+def test_an_engine_that_became_far_slower_is_out_until_it_proves_itself_unless_it_is_the_last() -> None:
+    one = Fleet()
+    one.lives.slowed(P0, "it drifts", 1.0)
+    assert (one.state(P0), one.able()) == (EJECTED, [P1, D0, D1])
+    one.lives.slowed(P0, "it drifts", 2.0)
+    one.lives.slowed(P1, "it drifts", 3.0)
+    assert one.able() == [P1, D0, D1]
+    one.lives.passed(P0, 4.0)
+    assert one.state(P0) is SERVING
+    assert [(change.engine, change.after) for change in one.changes[:2]] == [(P0, EJECTED), (P1, EJECTED)]
+
+
 def test_failures_of_different_classes_do_not_add_up() -> None:
     one = Fleet()
     for evidence in Evidence:
