@@ -73,9 +73,13 @@ class Drift:
 
     __slots__ = ("_closes_at", "_engines")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int = 0) -> None:
         self._engines = [_Engine() for _ in range(count)]
         self._closes_at = -math.inf
+
+    def add(self) -> None:
+        """One more engine, the last."""
+        self._engines.append(_Engine())
 
     def observe(self, engine: int, predicted_s: float, seen_s: float) -> None:
         """Work that the engine's curve, not corrected, priced at `predicted_s` took `seen_s`."""

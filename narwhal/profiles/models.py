@@ -35,28 +35,35 @@ class FleetModels:
     )  # fmt: skip
 
     def __init__(self, engines: Sequence[EngineModel]) -> None:
-        self.engines = tuple(engines)
-        count = len(engines)
-        self.drift = (Drift(count), Drift(count))  # by phase
-
-        def floats() -> array[float]:
-            return array("d", bytes(8 * count))
-
-        self.prefill_a, self.prefill_b, self.prefill_c = floats(), floats(), floats()
-        self.prefill_lo, self.prefill_hi, self.prefill_edge = floats(), floats(), floats()
-        self.interval_c, self.interval_p, self.interval_q = floats(), floats(), floats()
-        self.handoff_b, self.handoff_c = floats(), floats()
-        self.handoff_hi, self.handoff_edge = floats(), floats()
+        self.engines: list[EngineModel] = []
+        self.drift = (Drift(), Drift())  # by phase
+        self.prefill_a, self.prefill_b, self.prefill_c = array("d"), array("d"), array("d")
+        self.prefill_lo, self.prefill_hi, self.prefill_edge = array("d"), array("d"), array("d")
+        self.interval_c, self.interval_p, self.interval_q = array("d"), array("d"), array("d")
+        self.handoff_b, self.handoff_c = array("d"), array("d")
+        self.handoff_hi, self.handoff_edge = array("d"), array("d")
         # Relative spread (root mean square) of single pieces of work about the corrected curve.
-        self.prefill_spread, self.interval_spread, self.handoff_spread = floats(), floats(), floats()
+        self.prefill_spread, self.interval_spread = array("d"), array("d")
+        self.handoff_spread = array("d")
         # 1: a profile, or enough learned.
-        self.prefill_sure = array("q", bytes(8 * count))
-        self.interval_sure = array("q", bytes(8 * count))
-        self.handoff_sure = array("q", bytes(8 * count))
+        self.prefill_sure, self.interval_sure, self.handoff_sure = array("q"), array("q"), array("q")
         # By phase: the share that is added to an engine's price while on probation.
-        self.surcharge = (floats(), floats())
-        for engine in range(count):
-            self._refresh(engine)
+        self.surcharge = (array("d"), array("d"))
+        for engine in engines:
+            self.add(engine)
+
+    def add(self, engine: EngineModel) -> None:
+        """One more engine, the last."""
+        self.engines.append(engine)
+        for drift in self.drift:
+            drift.add()
+        for name in self.__slots__:
+            column = getattr(self, name)
+            if isinstance(column, array):
+                column.append(0)
+        for column in self.surcharge:
+            column.append(0.0)
+        self._refresh(len(self.engines) - 1)
 
     def __len__(self) -> int:
         return len(self.engines)
