@@ -75,6 +75,7 @@ def _serve_command(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _serve(args: argparse.Namespace) -> int:
     import uvloop
 
+    from narwhal.profiles.store import ProfileError
     from narwhal.serving.server import CannotListen, Server, run
 
     def read() -> FleetConfig:
@@ -94,7 +95,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     try:
         return uvloop.run(run(config, announce, read, str(args.fleet)))
-    except CannotListen as error:
+    except (CannotListen, ProfileError) as error:
         print(f"narwhal: {error}", file=sys.stderr)
         return 1
 

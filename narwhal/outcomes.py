@@ -121,6 +121,14 @@ _ROWS = (
         "prompt_exceeds_ttft", _REFUSED, 429, "refused", "prompt_exceeds_ttft", _N,
         "the prompt alone exceeds the TTFT budget on every eligible engine",
     ),
+    Outcome(
+        "tpot_projected", _REFUSED, 429, "refused", "tpot_projected", _O,
+        "with the request, every decode engine is projected to exceed the TPOT target",
+    ),
+    Outcome(
+        "kv_projected", _REFUSED, 429, "refused", "kv_projected", _O,
+        "no decode engine is projected to have room for the request's KV cache",
+    ),
     # Time.
     Outcome(
         "queue_expired", _EXPIRED, 504, "expired", "queue_expired", _N,
@@ -203,6 +211,7 @@ class Ending(Exception):
     details: dict[str, Any] = field(default_factory=dict)
     code: str | int | None = None  # an engine's own code, where the row passes it on
     error_type: str | None = None  # likewise
+    hopeless: bool = False  # the same request would end the same way, whatever the row says of trying again
     logged: str = ""  # what logs and the journal say instead of a message that quotes an engine
 
     @property
@@ -223,7 +232,7 @@ class Ending(Exception):
     def headers(self) -> list[tuple[str, str]]:
         """Retry advice for the client."""
         rule = self.outcome.retry_after
-        if rule is RetryAfter.NEVER:
+        if rule is RetryAfter.NEVER or self.hopeless:
             return [("x-should-retry", "false")]
         if rule is RetryAfter.ONE:
             return [("retry-after", "1")]

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from narwhal.accounting.counters import Counters, EngineCounters
 from narwhal.accounting.histogram import DURATION_S, LAG_S, SIZE_BYTES, TPOT_S, TTFT_S, WAIT_S, Histogram
+from narwhal.accounting.rate import Rate
 from narwhal.accounting.record import Record, row
 from narwhal.config import FleetConfig
 from narwhal.fleet.table import Phase
@@ -22,8 +23,8 @@ class Accounts:
     """All figures of one router."""
 
     __slots__ = (
-        "_journal", "_slo", "body_bytes", "counters", "duration", "engines", "loop_lag", "tpot", "ttft",
-        "waits",
+        "_journal", "_slo", "body_bytes", "counters", "duration", "engines", "good", "loop_lag", "tpot",
+        "ttft", "waits",
     )  # fmt: skip
 
     def __init__(self, config: FleetConfig, journal: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -39,6 +40,7 @@ class Accounts:
         self.duration = {counter: Histogram(DURATION_S) for counter in Counter}
         self.body_bytes = Histogram(SIZE_BYTES)
         self.loop_lag = Histogram(LAG_S)
+        self.good = Rate()  # served within both targets
 
     def copy(self) -> Self:
         """The figures of this instant; the copy has no journal."""
@@ -48,7 +50,7 @@ class Accounts:
         other.engines = self.engines.copy()
         other.waits = tuple(one.copy() for one in self.waits)
         other.duration = {counter: one.copy() for counter, one in self.duration.items()}
-        for name in ("ttft", "tpot", "body_bytes", "loop_lag"):
+        for name in ("ttft", "tpot", "body_bytes", "loop_lag", "good"):
             setattr(other, name, getattr(self, name).copy())
         return other
 
@@ -61,9 +63,17 @@ class Accounts:
         return Record(request_id, route, now, received_at, self._slo.ttft_s, self._slo.tpot_s)
 
     def settle(
-        self, record: Record, outcome: str, *, now: float, status: int | None = None, error: str | None = None
+        self,
+        record: Record,
+        outcome: str,
+        *,
+        now: float,
+        status: int | None = None,
+        error: str | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
-        """Enter how it ended: `status` is the HTTP status that was sent (None: none was), `error` the detail.
+        """Enter how it ended: `status` is the HTTP status that was sent (None: none was), `error` what was
+        said of it and `details` its figures.
 
         Raises RuntimeError if it has ended before, KeyError for what is no outcome.
         """
@@ -75,6 +85,7 @@ class Accounts:
         self.counters.retries += max(0, len(record.attempts) - 1)
         if counter is Counter.SERVED and record.met_slo:
             self.counters.within_slo += 1
+            self.good.count(now)
         self.duration[counter].observe(now - record.arrived)
         if record.request_bytes is not None:
             self.body_bytes.observe(record.request_bytes)
@@ -88,4 +99,4 @@ class Accounts:
             if attempt.decode_waited_s is not None:
                 self.waits[Phase.DECODE].observe(attempt.decode_waited_s)
         if self._journal is not None:
-            self._journal(row(record, outcome, counter.value, status, error))
+            self._journal(row(record, outcome, counter.value, status, error, details))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from typing import Self
 
+from narwhal.accounting.histogram import RATIO, Histogram
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import OUTCOMES, Counter
 
@@ -53,6 +54,11 @@ class Counters:
         """The requests that ended under one counter, whatever the reason."""
         return sum(count for name, count in self.endings.items() if OUTCOMES[name].counter is counter)
 
+    @property
+    def admitted(self) -> int:
+        """Requests that were let in and have run to an end: served, failed or expired."""
+        return sum(self.total(one) for one in (Counter.SERVED, Counter.FAILED, Counter.EXPIRED))
+
     def law_holds(self) -> bool:
         """Whether every request offered has ended once or is in flight."""
         return self.offered == sum(self.endings.values()) + self.in_flight
@@ -81,23 +87,29 @@ class EngineCounters:
     `tokens`, `usage_disagreements` and `output_after_done` are added to by whoever ends a leg.
     """
 
-    __slots__ = ("failures", "legs", "output_after_done", "tokens", "usage_disagreements")
+    __slots__ = ("failures", "legs", "output_after_done", "tokens", "ttft_ratio", "usage_disagreements")
 
     def __init__(self, engines: int) -> None:
         self.legs = tuple(_zeros(engines) for _ in Phase)  # legs started, by phase
         self.tokens = _zeros(engines)  # output tokens relayed
         self.usage_disagreements = _zeros(engines)  # its usage.completion_tokens was not what was counted
         self.output_after_done = _zeros(engines)  # events with output after [DONE]
+        self.ttft_ratio = [Histogram(RATIO) for _ in range(engines)]  # seen TTFT of the projected one
         self.failures: dict[tuple[int, Phase, str], int] = {}  # by engine, phase, and name of the outcome
 
     def add(self) -> None:
         """The fleet has one more engine."""
         for column in (*self.legs, self.tokens, self.usage_disagreements, self.output_after_done):
             column.append(0)
+        self.ttft_ratio.append(Histogram(RATIO))
 
     def leg_started(self, engine: int, phase: Phase) -> None:
         """Count a leg."""
         self.legs[phase][engine] += 1
+
+    def projected(self, engine: int, ratio: float) -> None:
+        """Count a first token by how long it took of what was projected, for the engine that prefilled."""
+        self.ttft_ratio[engine].observe(ratio)
 
     def leg_failed(self, engine: int, phase: Phase, outcome: str) -> None:
         """Count a leg's failure by the outcome its request has, or would have had without another attempt.
@@ -114,6 +126,7 @@ class EngineCounters:
         other.tokens = self.tokens[:]
         other.usage_disagreements = self.usage_disagreements[:]
         other.output_after_done = self.output_after_done[:]
+        other.ttft_ratio = [one.copy() for one in self.ttft_ratio]
         other.failures = dict(self.failures)
         return other
 

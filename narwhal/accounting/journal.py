@@ -18,6 +18,8 @@ from typing import Any
 
 import orjson
 
+from narwhal.placement.place import Offer
+
 _BATCH = 256  # rows for one write
 
 _log = logging.getLogger("narwhal.journal")
@@ -173,6 +175,10 @@ def _whole(lines: list[bytes], written: int) -> tuple[int, int]:
 
 def _line(row: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # half a surrogate pair in an engine's message, say; the slow encoder escapes it
-        return json.dumps(row, default=str).encode() + b"\n"
+        return json.dumps(row, default=_plain).encode() + b"\n"
+
+
+def _plain(value: object) -> object:
+    return value.rows() if isinstance(value, Offer) else str(value)

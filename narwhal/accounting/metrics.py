@@ -118,6 +118,12 @@ def _requests(scrape: Scrape) -> Iterator[Metric]:
     yield _counter(
         "request_retries", "Attempts at requests beyond each one's first.", (), [((), counters.retries)]
     )
+    yield _counter(
+        "unserved_placements",
+        "Legs that went to an engine though it misses their target, for want of a better one.",
+        ("phase",),
+        (((phase.name.lower(),), scrape.pace.unserved[phase]) for phase in Phase),
+    )
     yield _gauge(
         "requests_in_flight", "Requests that have arrived and not ended.", (), [((), counters.in_flight)]
     )
@@ -173,6 +179,12 @@ def _latencies(scrape: Scrape) -> Iterator[Metric]:
         "How far estimates of input lengths were off of late, on average, as a share of the true count.",
         ("route", "script"),
         (((one.route, one.script), one.relative_error) for one in scrape.input_lengths),
+    )
+    yield _gauge(
+        "wait_factor",
+        "What forecast waits for prefill are multiplied by, as learned from those before.",
+        (),
+        [((), scrape.pace.wait_factor)],
     )
     yield _histogram("request_body_bytes", "Size of request bodies.", (), [((), accounts.body_bytes)])
     yield _histogram(
@@ -240,6 +252,7 @@ def _engines(scrape: Scrape) -> Iterator[Metric]:
         yield _counter(
             name, doc, ("engine",), (((one,), value) for one, value in zip(ids, column, strict=True))
         )
+    yield from _pace(scrape)
     info = InfoMetricFamily(
         "narwhal_engine",
         "What an engine is, and how its output tokens are counted.",
@@ -248,6 +261,64 @@ def _engines(scrape: Scrape) -> Iterator[Metric]:
     for engine in engines:
         info.add_metric((engine.id, engine.role, engine.dialect, of_dialect(engine.dialect)), {})
     yield info
+
+
+def _pace(scrape: Scrape) -> Iterator[Metric]:
+    engines = scrape.config.engines
+    paces = [(engine.id, pace) for engine, pace in zip(engines, scrape.pace.engines, strict=True)]
+    drifts = [
+        ((engine, phase.name.lower()), pace.drift[phase])
+        for (engine, pace), phases in zip(paces, scrape.phases, strict=True)
+        for phase in phases
+    ]
+    yield _histogram(
+        "engine_ttft_of_projected_ratio",
+        "The time to first token, as a multiple of what was projected, by the engine that prefilled.",
+        ("engine",),
+        (
+            ((engine.id,), histogram)
+            for engine, histogram in zip(engines, scrape.accounts.engines.ttft_ratio, strict=True)
+        ),
+    )
+    for name, doc, figure in (
+        ("correction", "What the curve is multiplied by, to be right of late.", "correction"),
+        ("spread", "How far single pieces of work are from the corrected curve: a share.", "spread"),
+        ("confidence", "How sure the router is of an engine's times: 0 to 1.", "confidence"),
+    ):
+        yield _gauge(
+            f"engine_pace_{name}",
+            doc,
+            ("engine", "work"),
+            (
+                ((engine, kind), getattr(report, figure))
+                for engine, pace in paces
+                for kind, report in pace.work.items()
+            ),
+        )
+    yield _gauge(
+        "engine_drift_score",
+        "How an engine has changed against its peers: 0 not at all, 0.69 twice as slow.",
+        ("engine", "phase"),
+        ((labels, drift.score) for labels, drift in drifts if drift.score is not None),
+    )
+    yield _gauge(
+        "engine_on_probation",
+        "1 if the engine's price is raised since it has become slower than its peers.",
+        ("engine", "phase"),
+        ((labels, drift.state != "well") for labels, drift in drifts),
+    )
+    yield _gauge(
+        "engine_prefill_left_seconds",
+        "What is left of the prefill work on an engine, as predicted.",
+        ("engine",),
+        (((engine,), pace.prefill_left_s) for engine, pace in paces),
+    )
+    yield _gauge(
+        "engine_kv_tokens",
+        "KV tokens that decode legs hold on an engine, as counted by the router.",
+        ("engine",),
+        (((engine,), pace.kv_tokens) for engine, pace in paces),
+    )
 
 
 def _recovery(scrape: Scrape) -> Iterator[Metric]:

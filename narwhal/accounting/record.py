@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from narwhal.accounting.token_accounting import TokenAccounting
+from narwhal.placement.place import Offer
 
 _DETAIL_LENGTH = 1000  # characters of an error's detail: an engine may quote the whole request in one
 
@@ -35,6 +36,8 @@ class Attempt:
     decode_waited_s: float | None = None
     failure: str | None = None  # the outcome its failure would have been
     error: str | None = None
+    prefill_offer: Offer | None = None  # what each engine would have cost the leg
+    decode_offer: Offer | None = None
 
     def as_row(self) -> dict[str, Any]:
         """For the journal."""
@@ -43,6 +46,8 @@ class Attempt:
             "decode": self.decode,
             "prefill_waited_s": _rounded(self.prefill_waited_s),
             "decode_waited_s": _rounded(self.decode_waited_s),
+            "prefill_prices": self.prefill_offer,
+            "decode_prices": self.decode_offer,
             "failure": self.failure,
             "error": _bounded(self.error),
         }
@@ -72,6 +77,7 @@ class Record:
     last_token: float | None = None
     ended: float | None = None
 
+    projected_ttft_s: float | None = None  # when it asked for its first seat; None: nothing was known
     input_tokens: int | None = None
     input_tokens_from: LengthSource | None = None
     output_tokens: int = 0
@@ -100,8 +106,18 @@ class Record:
         return (self.ttft_s or 0.0) <= self.slo_ttft_s and (self.tpot_s or 0.0) <= self.slo_tpot_s
 
 
-def row(record: Record, outcome: str, counter: str, status: int | None, error: str | None) -> dict[str, Any]:
-    """The journal's row. `status` is the HTTP status that was sent, None if none was."""
+def row(
+    record: Record,
+    outcome: str,
+    counter: str,
+    status: int | None,
+    error: str | None,
+    details: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The journal's row. `status` is the HTTP status that was sent, None if none was.
+
+    The engines' prices are in it as they were found; whoever writes it puts them into words.
+    """
     last = record.attempts[-1] if record.attempts else Attempt()
     waits = [
         waited
@@ -139,6 +155,7 @@ def row(record: Record, outcome: str, counter: str, status: int | None, error: s
         "usage_completion_tokens": record.usage_completion_tokens if disagrees else None,
         "ttft_s": _rounded(record.ttft_s),
         "tpot_s": _rounded(record.tpot_s),
+        "projected_ttft_s": _rounded(record.projected_ttft_s),
         "slo_ttft_s": record.slo_ttft_s,
         "slo_tpot_s": record.slo_tpot_s,
         "engines": {"prefill": last.prefill, "decode": last.decode},
@@ -148,6 +165,7 @@ def row(record: Record, outcome: str, counter: str, status: int | None, error: s
         "reason": outcome,
         "status": status,
         "error": _bounded(error),
+        "details": details or None,
     }
 
 

@@ -14,11 +14,14 @@ from typing import Protocol
 
 from narwhal.accounting.accounts import Accounts
 from narwhal.accounting.journal import Journal
+from narwhal.accounting.pace import FleetPace, pace_of
 from narwhal.accounting.recovery import RecoveryFigures
 from narwhal.admission.readiness import Readiness, State
 from narwhal.config import FleetConfig
 from narwhal.fleet.table import FleetTable, Phase
+from narwhal.placement.place import Placement
 from narwhal.profiles.input_length import InputLengths, Learned
+from narwhal.profiles.models import FleetModels
 
 
 class Occupancy(Protocol):
@@ -57,6 +60,8 @@ class Scrape:
     state: State
     state_reason: str
     input_lengths: list[Learned]
+    pace: FleetPace
+    goodput: float  # requests a second, over the last minute
     recovery: RecoveryFigures
     now: float  # monotonic
     journal: JournalFigures | None
@@ -73,6 +78,8 @@ class Scraper:
         door: Occupancy,
         readiness: Readiness,
         input_lengths: InputLengths,
+        models: FleetModels,
+        placement: Placement,
         recovery: Callable[[], RecoveryFigures],
         journal: Journal | None = None,
     ) -> None:
@@ -82,6 +89,8 @@ class Scraper:
         self._door = door
         self._readiness = readiness
         self._input_lengths = input_lengths
+        self._models = models
+        self._placement = placement
         self._recovery = recovery
         self._journal = journal
 
@@ -91,7 +100,7 @@ class Scraper:
 
     def take(self) -> Scrape:
         """The figures of now. Call it on the loop."""
-        table, journal = self._table, self._journal
+        table, journal, now = self._table, self._journal, time.monotonic()
         state, reason = self._readiness.blocker or (State.READY, "")
         return Scrape(
             config=self._config,
@@ -105,8 +114,10 @@ class Scraper:
             state=state,
             state_reason=reason,
             input_lengths=self._input_lengths.report(),
+            pace=pace_of(table, self._models, self._placement, now),
+            goodput=self._accounts.good.per_second(now),
             recovery=self._recovery(),
-            now=time.monotonic(),
+            now=now,
             journal=None
             if journal is None
             else JournalFigures(journal.written, journal.dropped, journal.errors, journal.waiting),

@@ -32,6 +32,20 @@ def state(scrape: Scrape) -> dict[str, Any]:
             "waiting": {phase.name.lower(): scrape.waiting[phase] for phase in Phase},
             "waiting_limit": serving.queue_capacity,
         },
+        "slo": {
+            "ttft_s": scrape.config.slo.ttft_s,
+            "tpot_s": scrape.config.slo.tpot_s,
+            # Of the requests that were let in and ran to an end, one way or the other.
+            "attainment": _share(counters.within_slo, counters.admitted),
+            "goodput_per_s": scrape.goodput,
+        },
+        "admission": {
+            "mode": serving.admission.value,
+            "margin": serving.admission_margin,
+            "prompt_times_known": scrape.pace.known,
+            "wait_factor": scrape.pace.wait_factor,
+        },
+        "unserved_placements": {phase.name.lower(): scrape.pace.unserved[phase] for phase in Phase},
         "latency": {
             "ttft_s": accounts.ttft.snapshot(),
             "tpot_s": accounts.tpot.snapshot(),
@@ -60,6 +74,7 @@ def _engines(scrape: Scrape) -> list[dict[str, Any]]:
 
 def _engine(scrape: Scrape, index: int, failures: dict[tuple[int, Phase], dict[str, int]]) -> dict[str, Any]:
     engine, counters = scrape.config.engines[index], scrape.accounts.engines
+    pace = scrape.pace.engines[index]
     return {
         "id": engine.id,
         "url": str(engine.url),
@@ -71,13 +86,23 @@ def _engine(scrape: Scrape, index: int, failures: dict[tuple[int, Phase], dict[s
         "output_tokens": counters.tokens[index],
         "usage_disagreements": counters.usage_disagreements[index],
         "output_after_done": counters.output_after_done[index],
+        "prefill_left_s": pace.prefill_left_s,
+        "kv_tokens": pace.kv_tokens,
+        "kv_capacity_tokens": engine.kv_capacity_tokens,
+        "pace": {name: report._asdict() for name, report in pace.work.items()},
+        "ttft_of_projected": counters.ttft_ratio[index].snapshot(),
         "phases": {
             phase.name.lower(): {
                 "seats_in_use": scrape.seats[phase][index],
                 "seats_limit": scrape.limits[phase][index],
                 "legs": counters.legs[phase][index],
                 "failures": failures.get((index, phase), {}),
+                "drift": pace.drift[phase]._asdict(),
             }
             for phase in scrape.phases[index]
         },
     }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,39 +1,53 @@
 """The door: may a request come in, and when does it get its seats?
 
-Two limits stand here. Retention bounds the requests held over HTTP at once, whatever they do. Seats bound the
-legs on each engine and phase; who finds no seat free waits in line, by arrival, one line per phase.
+Three things stand here. Retention bounds the requests held over HTTP at once, whatever they do. Prediction
+turns away what would miss its targets, when it comes and while it waits. Seats bound the legs on each engine
+and phase; who finds no room waits in line, by arrival, one line per phase.
 
 The lines rest on one fact, true whenever no call into the door is under way: nobody waits who could use a
-free seat. So a newcomer who finds a seat passes nobody, and a seat that comes back concerns only its own
-engine. To keep it true while callbacks call back, every call first settles who gets what and only then tells
-them, one after the other, from the outermost call; a request that leaves between the two gives its seats back
-untold.
+free seat. (A refusable request has no use for one on an engine too slow to meet its target.) So a newcomer
+who finds a seat passes nobody, and a seat that comes back concerns only its own engine. To keep it true while
+callbacks call back, every call first settles who gets what and only then tells them, one after the other,
+from the outermost call; a request that leaves between the two gives its seats back untold.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from narwhal.admission.grant import Grant
 from narwhal.admission.line import Line, SeatRequest, Stage
+from narwhal.admission.predict import Predictor
 from narwhal.admission.readiness import Readiness
 from narwhal.fleet.table import FleetTable, Phase
+from narwhal.fleet.work import Work
 from narwhal.outcomes import Ending
 from narwhal.placement.eligible import eligible
-from narwhal.placement.place import NoEligibleEngine, place
+from narwhal.placement.place import NoEligibleEngine, Placement
 
 __all__ = ["Door", "Grant", "SeatRequest"]
 
 
 class Door:
-    """Retention and the two lines for seats, over one fleet table."""
+    """Retention, prediction and the two lines for seats, over one fleet table."""
 
     def __init__(
-        self, table: FleetTable, readiness: Readiness, *, retention_limit: int, queue_capacity: int
+        self,
+        table: FleetTable,
+        readiness: Readiness,
+        placement: Placement,
+        work: Work,
+        *,
+        retention_limit: int,
+        queue_capacity: int,
     ) -> None:
         self.held = 0
         self._table = table
         self._readiness = readiness
+        self._placement = placement
+        self._work = work
+        self.predictor = Predictor(table, placement.board, work)
         self._retention_limit = retention_limit
         self._queue_capacity = queue_capacity
         self._lines = (Line(), Line())
@@ -64,26 +78,27 @@ class Door:
             raise RuntimeError("no request is held that could be let go")
         self.held -= 1
 
-    def ask(self, request: SeatRequest) -> Grant | None:
+    def ask(self, request: SeatRequest, now: float) -> Grant | None:
         """Ask for a seat: its grant at once, or None if it waits, to be told later.
 
-        Raises Ending `backend_unavailable` if no engine could ever give it one, and `queue_full` if it would
-        have to wait and may not. A request that had a leg already may always wait: the retention limit bounds
-        those.
+        Raises Ending: `backend_unavailable` if no engine could ever give it one; a refusal if it would miss a
+        target; `queue_full` if it would have to wait and may not. A request that had a leg already may always
+        wait: the retention limit bounds those.
         """
         if request.stage is not Stage.NEW:
             raise RuntimeError("this request for a seat was asked before")
         line = self._lines[request.phase]
-        engine = None
-        # A waiter who would take any engine has found all of them full; so would this one.
-        if request.avoid or not line.any_plain:
-            try:
-                engine = place(self._table, request.phase, request.avoid)
-            except NoEligibleEngine as none:
-                raise Ending("backend_unavailable", f"{none}; try again in a second") from None
+        if request.phase is Phase.PREFILL:
+            self.predictor.expect(request, len(line))
+        try:
+            engine = self._placement.place(request, request.phase, now)
+        except NoEligibleEngine as none:
+            raise Ending("backend_unavailable", f"{none}; try again in a second") from None
+        if request.phase is Phase.PREFILL:
+            engine = self.predictor.judge(request, line, engine, now)
         if engine is not None:
             request.stage = Stage.DONE
-            return Grant(self._table, engine, self._freed)
+            return self._grant(request, engine, now)
         if not request.started and len(line) >= self._queue_capacity:
             raise Ending(
                 "queue_full",
@@ -96,55 +111,89 @@ class Door:
         line.add(request)
         return None
 
-    def leave(self, request: SeatRequest) -> None:
+    def leave(self, request: SeatRequest, now: float) -> None:
         """Stop waiting, to be told nothing any more. Nothing happens if it was told, or left, already."""
-        stage, grant = request.stage, request.grant
+        stage, decided = request.stage, request.decided
         if stage is Stage.NEW:
             return
-        request.stage, request.grant = Stage.DONE, None
+        request.stage, request.decided = Stage.DONE, None
         if stage is Stage.WAITING:
             self._lines[request.phase].remove(request)
-        elif grant is not None:
-            grant.release_all()
+        elif isinstance(decided, Grant):
+            decided.release_all(now)
 
-    def fleet_changed(self) -> None:
-        """Availability or limits moved: grant what can be now, end the wait of who has no engine left."""
+    def look_again(self, now: float) -> None:
+        """Availability or limits moved, or time has passed: grant what can be now, and end the waits that are
+        without hope."""
         for phase in Phase:
             line = self._lines[phase]
             if not len(line):
                 continue
             self._end_hopeless(phase, line)
             for request in line.in_order():
-                engine = place(self._table, phase, request.avoid)
-                if engine is not None:
-                    self._settle(line, request, engine)
-                elif not request.avoid:
+                if not self._seat(line, request, now) and not request.avoid and not request.refusable:
                     break  # every engine is full, for those behind as well
+        self._turn_away(now)
         self._tell()
 
     def _end_hopeless(self, phase: Phase, line: Line) -> None:
         nobody = not eligible(self._table, phase, frozenset())
         for request in line.in_order() if nobody else line.picky():
             if nobody or not eligible(self._table, phase, request.avoid):
-                self._settle(line, request, None)
+                text = f"every engine for {phase.name.lower()} left the fleet; try again in a second"
+                self._settle(line, request, Ending("backend_unavailable", text))
 
-    def _freed(self, engine: int) -> None:
-        line = self._lines[self._table.asked_for(engine)]
-        # To one waiter at most: some phase of the engine was full, and one seat of that phase came back.
-        if self._table.has_room(engine) and (request := line.first_for(engine)):
-            self._settle(line, request, engine)
+    def _turn_away(self, now: float) -> None:
+        # What those who wait for prefill wait for has changed: some may not make it any more.
+        line = self._lines[Phase.PREFILL]
+        for request in self.predictor.lost(line, now):
+            self._settle(line, request, self.predictor.refusal(request, now))
+
+    def _freed(self, engine: int, now: float) -> None:
+        phase = self._table.asked_for(engine)
+        line = self._lines[phase]
+        if len(line):
+            would_do = partial(self._would_do, engine, now)
+            while self._table.has_room(engine) and (request := line.first_for(engine, would_do)):
+                self._seat(line, request, now)
+            if phase is Phase.PREFILL:
+                self._turn_away(now)
         self._tell()
 
-    def _settle(self, line: Line, request: SeatRequest, engine: int | None) -> None:
-        """Decide for one waiter: its seats on `engine`, or None for no hope of any. It is told later."""
+    def _would_do(self, engine: int, now: float, request: SeatRequest) -> bool:
+        return request.phase is Phase.DECODE or self._placement.would_do(request, engine, now)
+
+    def _seat(self, line: Line, request: SeatRequest, now: float) -> bool:
+        """Seat one who waits, if there is room."""
+        engine = self._placement.place(request, request.phase, now)
+        if engine is None:
+            return False
+        if request.phase is Phase.PREFILL:
+            self.predictor.waited(request, engine, now)
+        self._settle(line, request, self._grant(request, engine, now))
+        return True
+
+    def _grant(self, request: SeatRequest, engine: int, now: float) -> Grant:
+        prefill = decode = None
+        tokens, output, work = int(request.tokens), request.output_tokens, self._work
+        for phase in self._table.needs(engine):
+            if phase is Phase.PREFILL:
+                cost_s = self._placement.board.prefill_cost_s(engine, tokens)
+                prefill = work.begin_prefill(engine, tokens, tokens + output, cost_s, now)
+            else:
+                decode = work.begin_decode(engine, tokens, output, now)
+        offer = self._placement.offer(request.phase)
+        return Grant(self._table, work, engine, self._freed, prefill, decode, offer)
+
+    def _settle(self, line: Line, request: SeatRequest, decided: Grant | Ending) -> None:
+        """Decide for one waiter: its seats, or the end of its wait. It is told later."""
         line.remove(request)
         request.stage = Stage.DECIDED
-        if engine is not None:
-            request.grant = Grant(self._table, engine, self._freed)
+        request.decided = decided
         self._to_tell.append(request)
 
     def _tell(self) -> None:
-        if self._telling:
+        if self._telling or not self._to_tell:
             return  # the call that is telling gets to these as well; a loop, so that no chain grows the stack
         self._telling = True
         try:
@@ -152,11 +201,11 @@ class Door:
                 request = self._to_tell.popleft()
                 if request.stage is not Stage.DECIDED:
                     continue
-                grant, request.grant = request.grant, None
+                decided, request.decided = request.decided, None
                 request.stage = Stage.DONE
-                if grant is None:
-                    request.on_unavailable()
-                else:
-                    request.on_grant(grant)
+                if isinstance(decided, Grant):
+                    request.on_grant(decided)
+                elif decided is not None:
+                    request.on_ending(decided)
         finally:
             self._telling = False

@@ -9,13 +9,15 @@ a queue has is cheaper than a tree.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 
+from narwhal._fast.price import Waiter
 from narwhal.admission.grant import Grant
 from narwhal.fleet.table import Phase
+from narwhal.outcomes import Ending
 
 
 class Stage(Enum):
@@ -27,23 +29,51 @@ class Stage(Enum):
     DONE = 3
 
 
-@dataclass(slots=True, eq=False)
-class SeatRequest:
+class SeatRequest(Waiter):
     """One ask for a seat. For another attempt make another one, with the same `arrived`.
 
     `arrived` is when the client's request came, in seconds of any one clock. `avoid` are engines, by index,
     not to be placed on. One of the two calls is made, once, if the request had to wait and did not leave;
     they must not raise, and may call the door.
+
+    `tokens` is the prompt's length and `output_tokens` the answer's, as expected. `target` is the moment at
+    which the first token is due, `tpot_s` the token interval that is wanted; with `refusable`, the request is
+    turned away when it would miss them, and not else. `producer` is the engine that prefilled the prompt.
     """
 
-    phase: Phase
-    arrived: float
-    avoid: frozenset[int]
-    on_grant: Callable[[Grant], None]
-    on_unavailable: Callable[[], None]
-    stage: Stage = field(default=Stage.NEW, init=False)
-    order: int = field(default=0, init=False)  # of asking; settles equal arrivals
-    grant: Grant | None = field(default=None, init=False)  # while DECIDED
+    def __init__(
+        self,
+        phase: Phase,
+        arrived: float,
+        avoid: frozenset[int],
+        on_grant: Callable[[Grant], None],
+        on_ending: Callable[[Ending], None],
+        *,
+        tokens: int = 0,
+        output_tokens: int = 0,
+        target: float = math.inf,
+        tpot_s: float = math.inf,
+        refusable: bool = False,
+        producer: int = -1,
+    ) -> None:
+        super().__init__()
+        self.phase = phase
+        self.arrived = arrived
+        self.avoid = avoid
+        self.on_grant = on_grant
+        self.on_ending = on_ending
+        self.tokens = tokens
+        self.output_tokens = output_tokens
+        self.kv = tokens + output_tokens
+        self.target = target
+        self.tpot_s = tpot_s
+        self.refusable = refusable
+        self.producer = producer
+        self.stage = Stage.NEW
+        self.order = 0  # of asking; settles equal arrivals
+        self.decided: Grant | Ending | None = None  # while DECIDED
+        self.asked_at = self.forecast_s = 0.0  # since when it waits, and how long by the bare forecast
+        self.projected_ttft_s: float | None = None  # when it asked; None while nothing is known
 
     @property
     def started(self) -> bool:
@@ -51,52 +81,54 @@ class SeatRequest:
         return self.phase is Phase.DECODE or bool(self.avoid)
 
 
-_Entry = tuple[float, int, SeatRequest]
+Entry = tuple[float, int, SeatRequest]
 
 
 class Line:
     """Who waits for one phase."""
 
-    __slots__ = ("_picky", "_plain")
+    __slots__ = ("_picky", "_plain", "kv", "refusable")
 
     def __init__(self) -> None:
-        self._plain: list[_Entry] = []
-        self._picky: list[_Entry] = []
+        self._plain: list[Entry] = []
+        self._picky: list[Entry] = []
+        self.kv = 0.0  # tokens that all of them will hold in the end
+        self.refusable = 0  # how many of them are
 
     def __len__(self) -> int:
         return len(self._plain) + len(self._picky)
 
-    @property
-    def any_plain(self) -> bool:
-        """Whether someone waits who would take any engine."""
-        return bool(self._plain)
-
     def add(self, request: SeatRequest) -> None:
         """Let it stand where its arrival and its order put it."""
         insort(self._side(request), (request.arrived, request.order, request))
+        self.kv += request.kv
+        self.refusable += request.refusable
 
     def remove(self, request: SeatRequest) -> None:
         """Take it out, wherever it stands."""
         side = self._side(request)
         del side[bisect_left(side, (request.arrived, request.order, request))]
+        self.kv -= request.kv
+        self.refusable -= request.refusable
 
-    def first_for(self, engine: int) -> SeatRequest | None:
-        """The earliest who may run on `engine`."""
-        head = self._plain[0] if self._plain else None
-        for entry in self._picky:
-            if head is not None and head < entry:
-                break
-            if engine not in entry[2].avoid:
+    def first_for(self, engine: int, would_do: Callable[[SeatRequest], bool]) -> SeatRequest | None:
+        """The earliest who may run on `engine`, and for whom it would do."""
+        for entry in heapq.merge(self._plain, self._picky) if self._picky else self._plain:
+            if engine not in entry[2].avoid and would_do(entry[2]):
                 return entry[2]
-        return head[2] if head is not None else None
+        return None
+
+    def entries(self) -> list[Entry]:
+        """All in order, each the third member of its tuple; not to be changed."""
+        return list(heapq.merge(self._plain, self._picky)) if self._picky else self._plain
 
     def in_order(self) -> list[SeatRequest]:
         """All, the earliest first."""
-        return [entry[2] for entry in heapq.merge(self._plain, self._picky)]
+        return [entry[2] for entry in self.entries()]
 
     def picky(self) -> Iterable[SeatRequest]:
         """Those who avoid some engine, the earliest first."""
         return [entry[2] for entry in self._picky]
 
-    def _side(self, request: SeatRequest) -> list[_Entry]:
+    def _side(self, request: SeatRequest) -> list[Entry]:
         return self._picky if request.avoid else self._plain

@@ -35,8 +35,8 @@ engines:
 - Relative paths start at the file's folder.
 - Unknown keys, wrong types, values out of range and contradictions are all reported at once, each with its
   line, what was seen and what is allowed; the exit status is then 2.
-- Without effect yet: `serving.admission`, `serving.admission_margin` and `profiles.path`. They are read and
-  checked, but there are no cost models so far, so `predictive` admits as `open` does.
+- With `admission: predictive`, prompts are turned away only once it is known how long they take: from what
+  `narwhal profile` measured (`profiles.path`), or else from the first dozens of requests.
 
 `narwhal check --fleet fleet.yaml` reads the file and asks each engine whether it fits. This page is what
 `narwhal check --keys --markdown` prints.

@@ -114,6 +114,9 @@ class EngineConfig:
     decode_concurrency: int = field(
         default=256, metadata=_key(SEATS, "its seats for decode", "serving.decode_concurrency")
     )
+    kv_capacity_tokens: int | None = field(
+        default=None, metadata=_key(Integer(1, 2**53), "tokens that its KV cache holds; none: no limit known")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

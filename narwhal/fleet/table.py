@@ -1,10 +1,14 @@
 """The fleet's table: one row of numbers per engine, held as flat columns.
 
 An engine is its index, which is its position in the fleet file. Everything that changes with each request
-(seats taken) and everything a decision reads (limits, role, availability) is a column of 64-bit integers, so
-that pricing is a loop over arrays, and so that the columns can move to shared memory or to Cython without a
-change to who reads them. The table keeps the balance of seats and nothing else: who waits for one is the
-door's business.
+(seats taken, work and KV tokens resident) and everything a decision reads (limits, role, availability) is a
+column of 64-bit integers, so that pricing is a loop over arrays, and so that the columns can move to shared
+memory or to Cython without a change to who reads them. The table keeps the balance of seats and nothing else:
+the columns of work are kept by `work`, and who waits for a seat is the door's business.
+
+What waits in the router can still go to any engine or be turned away; what waits in an engine can't. So an
+engine that has `depth_us` of prefill work or more is given no more of it, free seats or not: enough that it
+need not wait for the router between short prompts, little enough that nobody gets stuck behind a long one.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ class RoleCode(IntEnum):
     BOTH = 2
 
 
+# By role.
+_NEEDS = ((Phase.PREFILL,), (Phase.DECODE,), (Phase.PREFILL, Phase.DECODE))
+
+
 class EngineSpec(Protocol):
     """What the table needs to know of one engine; the configuration's engines have it."""
 
@@ -49,17 +57,27 @@ class EngineSpec(Protocol):
     def decode_concurrency(self) -> int:
         """Decode seats, at least one."""
 
+    @property
+    def kv_capacity_tokens(self) -> int | None:
+        """How many tokens its KV cache holds; None: more than matters."""
+
+
+# An engine is given prefill work for about this share of the TTFT target.
+DEPTH_SHARE = 0.025
+UNLIMITED = 2**62  # in a column: more than there can be of anything
+
 
 class FleetTable:
     """Seats, limits, roles and availability of every engine.
 
     Columns may be read freely. They change through the methods only; after those that begin with `set_` tell
-    the door with `Door.fleet_changed`.
+    the door with `Door.look_again`.
     """
 
     __slots__ = (
-        "available", "decode_limit", "decode_seats", "ids", "index", "limit", "prefill_limit",
-        "prefill_seats", "role", "seats", "serving",
+        "available", "coming_kv", "decode_limit", "decode_seats", "depth_us", "head_due_us", "head_us",
+        "ids", "index", "kv_capacity", "kv_reserved", "kv_tokens", "limit", "prefill_limit", "prefill_seats",
+        "queued_us", "role", "seats", "serving", "squares_us2",
     )  # fmt: skip
 
     def __init__(self, engines: Sequence[EngineSpec]) -> None:
@@ -72,6 +90,17 @@ class FleetTable:
         self.decode_limit = array("q", (engine.decode_concurrency for engine in engines))
         self.prefill_seats = array("q", [0]) * count
         self.decode_seats = array("q", [0]) * count
+        # Prefill work on each engine, as predicted: its first leg's duration and when that ends (on the
+        # clock of whoever says what time it is), the durations of the legs behind it, the sum of the squares
+        # of all, and the KV tokens that these requests will want of a decode engine.
+        self.head_us, self.head_due_us = array("q", [0]) * count, array("q", [0]) * count
+        self.queued_us, self.squares_us2 = array("q", [0]) * count, array("q", [0]) * count
+        self.coming_kv = array("q", [0]) * count
+        # KV tokens held for decode legs: on average over their lives, and by their ends.
+        self.kv_tokens, self.kv_reserved = array("q", [0]) * count, array("q", [0]) * count
+        self.kv_capacity = array("q", (engine.kv_capacity_tokens or UNLIMITED for engine in engines))
+        # One figure for all engines, in an array so that all who read it see it change.
+        self.depth_us = array("q", [UNLIMITED])
         # The same columns, by phase.
         self.limit = (self.prefill_limit, self.decode_limit)
         self.seats = (self.prefill_seats, self.decode_seats)
@@ -89,6 +118,14 @@ class FleetTable:
             (self.decode_limit, engine.decode_concurrency),
             (self.prefill_seats, 0),
             (self.decode_seats, 0),
+            (self.head_us, 0),
+            (self.head_due_us, 0),
+            (self.queued_us, 0),
+            (self.squares_us2, 0),
+            (self.coming_kv, 0),
+            (self.kv_tokens, 0),
+            (self.kv_reserved, 0),
+            (self.kv_capacity, engine.kv_capacity_tokens or UNLIMITED),
         ):
             column.append(value)
         self._order()
@@ -107,18 +144,22 @@ class FleetTable:
 
     def asked_for(self, engine: int) -> Phase:
         """The phase whose asks this engine answers: a `both` engine serves requests whole, from prefill."""
-        return Phase.DECODE if self.role[engine] == RoleCode.DECODE else Phase.PREFILL
+        return _NEEDS[self.role[engine]][0]
 
     def needs(self, engine: int) -> tuple[Phase, ...]:
         """The phases in which one leg on this engine takes a seat."""
-        if self.role[engine] == RoleCode.BOTH:
-            return (Phase.PREFILL, Phase.DECODE)
-        return (self.asked_for(engine),)
+        return _NEEDS[self.role[engine]]
 
     def has_room(self, engine: int) -> bool:
-        """Whether one more leg fits: the engine is available, a seat free in each phase it needs."""
-        return self.available[engine] == 1 and all(
-            self.seats[phase][engine] < self.limit[phase][engine] for phase in self.needs(engine)
+        """Whether one more leg fits: the engine is available, a seat free in each phase it needs, and its
+        prefill work below the depth."""
+        return (
+            self.available[engine] == 1
+            and all(self.seats[phase][engine] < self.limit[phase][engine] for phase in self.needs(engine))
+            and (
+                self.role[engine] == RoleCode.DECODE
+                or self.head_us[engine] + self.queued_us[engine] < self.depth_us[0]
+            )
         )
 
     def take(self, engine: int, phase: Phase) -> None:
@@ -150,6 +191,14 @@ class FleetTable:
             raise ValueError(f"engine {self.ids[engine]}: a limit of {limit} seats; at least 1 is allowed")
         self.limit[phase][engine] = limit
 
+    def set_kv_capacity(self, engine: int, tokens: int | None) -> None:
+        """Change how many tokens the engine's KV cache holds; None: more than matters."""
+        self.kv_capacity[engine] = tokens or UNLIMITED
+
+    def set_depth(self, depth_s: float) -> None:
+        """Say from how many seconds of prefill work on an engine it is given no more."""
+        self.depth_us[0] = max(1, round(depth_s * 1e6))
+
     def set_roles(self, engines: Iterable[int], role: RoleCode) -> None:
         """Change what these engines are placed for. Legs already on them keep their seats."""
         for engine in engines:
@@ -158,5 +207,11 @@ class FleetTable:
 
     @property
     def idle(self) -> bool:
-        """Whether no seat is taken anywhere."""
-        return not any(self.prefill_seats) and not any(self.decode_seats)
+        """Whether no seat is taken anywhere, and no work counted."""
+        return not any(
+            any(column)
+            for column in (
+                self.prefill_seats, self.decode_seats, self.head_us, self.queued_us, self.squares_us2,
+                self.coming_kv, self.kv_tokens, self.kv_reserved,
+            )
+        )  # fmt: skip

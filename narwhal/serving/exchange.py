@@ -21,7 +21,7 @@ from narwhal._fast.relay import Relay
 from narwhal.accounting.record import Attempt, LengthSource
 from narwhal.accounting.token_accounting import of_dialect
 from narwhal.admission.door import Grant, SeatRequest
-from narwhal.config import Sizing
+from narwhal.config import Admission, Sizing
 from narwhal.engines.dialects import HandoffError
 from narwhal.engines.engine import Engine
 from narwhal.engines.leg import Leg, LegLost, Reply
@@ -73,6 +73,9 @@ class Exchange:
         self._stage_ending: Ending | None = None
         self._decoding = False
         self._paused = False
+        self._was_paused = False  # during this decode leg
+        self._expected_output = 0  # tokens
+        self._first_engine = -1  # of the attempt under way
         self._drained: asyncio.Future[None] | None = None  # a whole answer waits for its client to read
         self._unread = 0
         self._next_comment = math.inf
@@ -111,7 +114,7 @@ class Exchange:
 
     def pause(self) -> None:
         """The client reads too slowly: stop reading from the engine."""
-        self._paused = True
+        self._paused = self._was_paused = True
         if self._leg is not None:
             self._leg.pause()
 
@@ -256,6 +259,7 @@ class Exchange:
         record.slo_ttft_s = request.slo_ttft_s or record.slo_ttft_s
         record.slo_tpot_s = request.slo_tpot_s or record.slo_tpot_s
         await self._size(request)
+        self._expected_output = self._router.expect_output(record.input_tokens or 0, request.max_tokens)
         if request.stream:
             close = not self._connection.keep_alive
             framed = self._head.http11
@@ -363,29 +367,33 @@ class Exchange:
         self, request: CompletionRequest, attempt: Attempt, avoid: frozenset[int]
     ) -> bytes | None:
         grant, attempt.prefill_waited_s = await self._seat(Phase.PREFILL, avoid)
+        attempt.prefill_offer = grant.offer
+        self._first_engine = grant.engine
         self.record.seat = time.monotonic()
         engine = self._router.engines[grant.engine]
         if grant.both:
             attempt.decode = engine.id
             return await self._decode(request, engine, grant, None)
         attempt.prefill = engine.id
-        handoff = await self._prefill(request, engine, grant.engine)
-        grant.release(Phase.PREFILL)
-        grant, attempt.decode_waited_s = await self._decode_seat(handoff, avoid, engine.id)
+        handoff = await self._prefill(request, engine, grant)
+        grant.release(Phase.PREFILL, time.monotonic())
+        grant, attempt.decode_waited_s = await self._decode_seat(handoff, avoid, grant.engine)
+        attempt.decode_offer = grant.offer
         engine = self._router.engines[grant.engine]
         attempt.decode = engine.id
         return await self._decode(request, engine, grant, handoff)
 
     async def _decode_seat(
-        self, handoff: Handoff, avoid: frozenset[int], producer: str
+        self, handoff: Handoff, avoid: frozenset[int], producer: int
     ) -> tuple[Grant, float]:
         """A seat for a decode leg, while the handoff is good for it. Raises AttemptFailed, or Ending."""
+        name = self._router.engines[producer].id
         try:
-            seat = await self._seat(Phase.DECODE, avoid, handoff.expires - time.monotonic())
+            seat = await self._seat(Phase.DECODE, avoid, handoff.expires - time.monotonic(), producer)
         except _StageExpired:
             limit = self._serving.handoff_timeout_s
             message = (
-                f"no decode seat came free before the handoff of engine {producer} was {limit:g} s old "
+                f"no decode seat came free before the handoff of engine {name} was {limit:g} s old "
                 "(serving.handoff_timeout_s)"
             )
             raise AttemptFailed(Ending("handoff_failed", message)) from None
@@ -395,17 +403,18 @@ class Exchange:
                 raise AttemptFailed(ending) from None
             raise
         if handoff.lost:
-            message = f"engine {producer} was lost while it held the handoff"
+            message = f"engine {name} was lost while it held the handoff"
             raise AttemptFailed(Ending("handoff_failed", message))
         return seat
 
     async def _seat(
-        self, phase: Phase, avoid: frozenset[int], good_for_s: float = math.inf
+        self, phase: Phase, avoid: frozenset[int], good_for_s: float = math.inf, producer: int = -1
     ) -> tuple[Grant, float]:
         """A seat, and the seconds it was waited for.
 
-        It is away from the engines that failed this request, if there are others. Raises _StageExpired after
-        `good_for_s`, if that is less than any request may wait.
+        It is away from the engines that failed this request, if there are others. `producer` is the engine
+        that has the prompt's KV cache. Raises _StageExpired after `good_for_s`, if that is less than any
+        request may wait, and Ending.
         """
         door = self._router.door
         if avoid and not self._router.eligible(phase, avoid):
@@ -417,14 +426,28 @@ class Exchange:
             if not future.done():
                 future.set_result(grant)
 
-        def unavailable() -> None:
+        def ended(ending: Ending) -> None:
             if not future.done():
-                future.set_exception(
-                    Ending("backend_unavailable", f"every engine for {phase.name.lower()} left the fleet")
-                )
+                future.set_exception(ending)
 
-        request = SeatRequest(phase, self.record.arrived, avoid, granted, unavailable)
-        grant = door.ask(request)
+        record = self.record
+        newcomer = phase is Phase.PREFILL and len(record.attempts) == 1
+        request = SeatRequest(
+            phase,
+            record.arrived,
+            avoid,
+            granted,
+            ended,
+            tokens=record.input_tokens or 0,
+            output_tokens=self._expected_output,
+            target=record.arrived + record.slo_ttft_s * (1 + self._serving.admission_margin),
+            tpot_s=record.slo_tpot_s,
+            refusable=newcomer and self._serving.admission is Admission.PREDICTIVE,
+            producer=producer,
+        )
+        grant = door.ask(request, time.monotonic())
+        if newcomer:
+            record.projected_ttft_s = request.projected_ttft_s
         if grant is not None:
             self._grants.append(grant)
             return grant, 0.0
@@ -441,12 +464,13 @@ class Exchange:
         try:
             grant = await self._wait(future)
         finally:
-            door.leave(request)
+            door.leave(request, time.monotonic())
             self._leave()
         return grant, time.monotonic() - began
 
-    async def _prefill(self, request: CompletionRequest, engine: Engine, index: int) -> Handoff:
+    async def _prefill(self, request: CompletionRequest, engine: Engine, grant: Grant) -> Handoff:
         """The prefill leg."""
+        index = grant.engine
         where = f"engine {engine.id} (prefill leg)"
         limit = self._serving.prefill_timeout_s
         future = self._loop.create_future()
@@ -476,6 +500,8 @@ class Exchange:
         usage = read_usage(body)
         if usage.prompt_tokens is not None:
             self._learn_length(request, usage.prompt_tokens)
+        tokens = usage.prompt_tokens or self.record.input_tokens or 0
+        grant.prefilled(tokens - (usage.cached_tokens or 0), self.record.prefill)
         expires = self.record.prefill + self._serving.handoff_timeout_s
         self._handoff = Handoff(self._router.lifecycle, index, handoff, usage.cached_tokens, expires)
         return self._handoff
@@ -511,6 +537,7 @@ class Exchange:
         self._leg = engine.call(
             request.route, dialect.decode_body(request, params), self._leg_id("d"), future, relay
         )
+        self._was_paused = self._paused
         if self._paused:
             self._leg.pause()
         timeout = Ending(
@@ -530,6 +557,7 @@ class Exchange:
         self._router.leg_succeeded(grant.engine)
         if grant.both and relay.prompt_tokens > 0:
             self._learn_length(request, relay.prompt_tokens)
+        self._learn_output(request, relay, grant)
         if assembler is None:
             return None
         tokens, _ = relay.output_tokens()
@@ -593,6 +621,12 @@ class Exchange:
             script = script_of(request.body.raw)
             self._router.input_lengths.learn(request.route, request.prompt_bytes, prompt_tokens, script)
 
+    def _learn_output(self, request: CompletionRequest, relay: Relay, grant: Grant) -> None:
+        tokens, _ = relay.output_tokens()
+        self._router.output_lengths.learn(self.record.input_tokens or 0, request.max_tokens, tokens)
+        if not self._was_paused:  # else the pace was the client's
+            grant.decoded(tokens, relay.last_at)
+
     def _leg_id(self, leg: str) -> str:
         return f"{self.record.request_id}-{leg}{len(self.record.attempts) or 1}"
 
@@ -601,11 +635,18 @@ class Exchange:
     def on_output(self) -> None:
         """The first output came."""
         self._let_go_of_handoff()
+        now, record = time.monotonic(), self.record
         for grant in self._grants:
+            grant.first_token(now)
             if grant.both and Phase.PREFILL in grant.held:
-                grant.release(Phase.PREFILL)
+                grant.prefilled(record.input_tokens or 0, now)
+                grant.release(Phase.PREFILL, now)
+        if record.projected_ttft_s and len(record.attempts) == 1:
+            self._router.accounts.engines.projected(
+                self._first_engine, (now - record.arrived) / record.projected_ttft_s
+            )
         self._next_comment = math.inf
-        self._watch_decode(time.monotonic())
+        self._watch_decode(now)
 
     def on_end(self) -> None:
         """The stream is over, one way or the other."""
@@ -682,7 +723,7 @@ class Exchange:
         self._let_go_of_handoff()
         grants, self._grants = self._grants, []
         for grant in grants:
-            grant.release_all()
+            grant.release_all(time.monotonic())
 
     def _status(self, ending: Ending | None) -> int | None:
         # The status that the client has been sent, or is about to be.

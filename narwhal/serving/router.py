@@ -9,8 +9,9 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from narwhal._fast.relay import Relay
@@ -28,12 +29,19 @@ from narwhal.fleet.health import Evidence
 from narwhal.fleet.lifecycle import DRAINS, Change, Lifecycle
 from narwhal.fleet.lifecycle import State as EngineState
 from narwhal.fleet.retries import RetryBudget
-from narwhal.fleet.table import FleetTable, Phase
+from narwhal.fleet.table import DEPTH_SHARE, FleetTable, Phase
+from narwhal.fleet.work import Work
 from narwhal.monitoring.monitor import Monitor
 from narwhal.monitoring.probe import Probe
 from narwhal.outcomes import Ending
 from narwhal.placement.eligible import eligible
+from narwhal.placement.place import Placement
+from narwhal.profiles.drift import State as Drifted
 from narwhal.profiles.input_length import InputLengths
+from narwhal.profiles.load import load_models
+from narwhal.profiles.model import EngineModel
+from narwhal.profiles.output_lengths import OutputLengths
+from narwhal.profiles.store import ProfileError
 from narwhal.request import Route
 from narwhal.serving.drains import Drain, DrainFile, Drains
 from narwhal.serving.exchange import Exchange
@@ -44,6 +52,9 @@ from narwhal.serving.repeats import Repeats
 log = logging.getLogger("narwhal.serving")
 
 _SWEEP_S = 1.0
+_LOOK_S = 0.1
+# Answers' lengths spread about as log-normal ones do, whose mean is about this quantile.
+_MEAN_QUANTILE = 0.7
 
 
 class Router:
@@ -53,10 +64,19 @@ class Router:
         self.config = config
         self.loop = loop
         self.table = FleetTable(config.engines)
+        self.table.set_depth(DEPTH_SHARE * config.slo.ttft_s)
         self.readiness = Readiness()
+        path = config.profiles.path
+        self.models, remarks = load_models(self.table.ids, config.model, Path(path) if path else None)
+        for remark in remarks:
+            log.warning("%s", remark)
+        self.work = Work(self.table, self.models, time.monotonic())
+        self.placement = Placement(self.table, self.models)
         self.door = Door(
             self.table,
             self.readiness,
+            self.placement,
+            self.work,
             retention_limit=config.serving.retention_limit,
             queue_capacity=config.serving.queue_capacity,
         )
@@ -77,6 +97,7 @@ class Router:
         self.retries = RetryBudget(serving.retry_share, serving.retry_reserve)
         self.random = random.Random()
         self.input_lengths = InputLengths()
+        self.output_lengths = OutputLengths()
         self._journal = Journal(config.serving.journal_path) if config.serving.journal_path else None
         self.accounts = Accounts(config, self._journal.write if self._journal else None)
         self.scraper = Scraper(
@@ -86,6 +107,8 @@ class Router:
             self.door,
             self.readiness,
             self.input_lengths,
+            self.models,
+            self.placement,
             self._recovery_figures,
             self._journal,
         )
@@ -97,6 +120,7 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()  # a request has begun to run, or ended
         self._sweep: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._leg_warnings = Repeats(log)
 
         self._drain_file = DrainFile(config.recovery.state_path) if config.recovery.state_path else None
@@ -104,17 +128,19 @@ class Router:
             self._drain_again(self._drain_file.load())
 
     def start(self) -> None:
-        """Begin the housekeeping that goes on once a second."""
+        """Begin the housekeeping that goes on by the clock."""
         self._loop_lag.start(self.loop)
         self.monitor.start()
         self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)
+        self._look = self.loop.call_later(_LOOK_S, self._look_at_the_line)
 
     async def close(self) -> None:
         """End what is left and close every connection to engines; no request is wanted any more."""
         self.interrupt_all(Ending("shutdown", "the router stopped before the answer was complete"))
         await self.settled()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._look):
+            if timer is not None:
+                timer.cancel()
         self._loop_lag.stop()
         self._leg_warnings.flush()
         await self.monitor.close()
@@ -167,6 +193,7 @@ class Router:
             now=time.monotonic(),
             status=status,
             error=ending.for_the_log if ending else None,
+            details=ending.details if ending else None,
         )
 
     def leg_failed(self, failure: LegFailure, record: Record) -> None:
@@ -201,6 +228,10 @@ class Router:
             and relay.completion_tokens != relay.output_tokens()[0]
         ):
             figures.usage_disagreements[engine] += 1
+
+    def expect_output(self, input_tokens: int, max_tokens: int | None) -> int:
+        """How many tokens an answer is expected to have: about the mean, where few are long."""
+        return round(self.output_lengths.expect(input_tokens, max_tokens, _MEAN_QUANTILE))
 
     def reopen_journal(self) -> None:
         """Go on in a new journal file, as after a rotation."""
@@ -238,11 +269,31 @@ class Router:
             )
         else:
             self.readiness.clear(State.MAINTENANCE, "drain")
-        self.door.fleet_changed()
+        if change.before is EngineState.EJECTED and change.after not in DRAINS:
+            self._back_from_drift(change.engine)
+        self.door.look_again(time.monotonic())
         self.monitor.changed(change)
 
-    def reload(self, new: FleetConfig, source: str) -> Changes:
-        """Have the engines of a fleet file that was read again. With ConfigError, nothing has changed."""
+    def models_of_new(self, new: FleetConfig) -> dict[str, EngineModel]:
+        """What is known of engines that are new to the router. Reads a file: call it on another thread."""
+        path = new.profiles.path
+        names = [engine.id for engine in new.engines if engine.id not in self.table.index]
+        try:
+            models, remarks = load_models(names, new.model, Path(path) if path else None)
+        except ProfileError as error:
+            log.warning("%s", error)
+            return {}
+        for remark in remarks:
+            log.warning("%s", remark)
+        return dict(zip(names, models.engines, strict=True))
+
+    def reload(
+        self, new: FleetConfig, source: str, models: Mapping[str, EngineModel] | None = None
+    ) -> Changes:
+        """Have the engines of a fleet file that was read again, and go by `models` for those that are new.
+
+        With ConfigError, nothing has changed.
+        """
         retired = {self.table.ids[engine] for engine, life in enumerate(self.lifecycle.lives) if life.retired}
         changes = compare(self.config, retired, new, source)
         now, index = time.monotonic(), self.table.index
@@ -251,7 +302,9 @@ class Router:
         self.config = replace(self.config, engines=(*engines, *changes.added))
         self.scraper.fleet_is(self.config)
         for config, engine, probe in zip(changes.added, engines_of(added), engines_of(added), strict=True):
+            self.models.add((models or {}).get(config.id) or EngineModel())
             self.table.add(config)
+            self.work.add(now)
             self.engines.append(engine)
             self.accounts.engines.add()
             self.monitor.add(Probe(probe, new.model))
@@ -259,9 +312,10 @@ class Router:
         for name, config in changes.limited.items():
             limits = (config.prefill_concurrency, config.decode_concurrency)
             self.lifecycle.set_limits(index[name], limits, now)
+            self.table.set_kv_capacity(index[name], config.kv_capacity_tokens)
         self.lifecycle.retire([index[name] for name in changes.removed], now)
         self.lifecycle.readmit([index[name] for name in changes.returned], now)
-        self.door.fleet_changed()
+        self.door.look_again(now)
         self.monitor.hurry()
         return changes
 
@@ -300,8 +354,26 @@ class Router:
                 self.drain([engine], until, drain.reason)
 
     def _engine_restarted(self, engine: int) -> None:
-        """Another process answers for this engine: nothing listens to the old one's connections any more."""
+        """Another process answers for this engine: nothing listens to the old one's connections any more, and
+        what was learned of it is void."""
         self.engines[engine].pool.drop_idle()
+        self.models.restarted(engine)
+
+    def judge_drift(self, now: float) -> None:
+        """Act on it that engines have become slower than their peers, or are well again."""
+        for phase, engine in self.models.tick(now):
+            name, state = self.engines[engine].id, self.models.drift[phase].state(engine)
+            if state is Drifted.WELL:
+                log.info("engine %s is as fast as its peers again (%s)", name, Phase(phase).name.lower())
+            else:
+                why = f"it has become slower than its peers ({Phase(phase).name.lower()})"
+                log.warning("engine %s is on probation: %s", name, why)
+                if state is Drifted.TAKE_OUT:
+                    self.lifecycle.slowed(engine, why, now)
+
+    def _back_from_drift(self, engine: int) -> None:
+        if any(drift.state(engine) is Drifted.TAKE_OUT for drift in self.models.drift):
+            self.models.returned(engine)
 
     # ---- housekeeping
 
@@ -312,5 +384,12 @@ class Router:
             engine.pool.sweep(now)
             late[index] += engine.pool.events_after_done
             engine.pool.events_after_done = 0
+        self.judge_drift(now)
         self._leg_warnings.flush()
         self._sweep = self.loop.call_later(_SWEEP_S, self._housekeep)
+
+    def _look_at_the_line(self) -> None:
+        # Where nothing happens, time passes: who waits for an engine that hangs should be told in time.
+        if self.door.waiting(Phase.PREFILL):
+            self.door.look_again(time.monotonic())
+        self._look = self.loop.call_later(_LOOK_S, self._look_at_the_line)

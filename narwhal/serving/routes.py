@@ -14,7 +14,6 @@ from narwhal.accounting.metrics import render
 from narwhal.accounting.state import state as accounting_state
 from narwhal.accounting.token_accounting import of_fleet
 from narwhal.admission.readiness import State
-from narwhal.config import Admission
 from narwhal.outcomes import Ending
 from narwhal.request import Route
 from narwhal.serving import lifecycle_pages, replies
@@ -107,20 +106,11 @@ def state(router: Router, head: RequestHead, body: bytes) -> Later:
         report = accounting_state(scrape)
         for engine, count in zip(report["engines"], connections, strict=True):
             engine["connections"] = count
-        predictive = config.serving.admission is Admission.PREDICTIVE
         return as_json(
             {
                 **report,
                 "started_at": router.started_at,
-                "admission": {
-                    "mode": config.serving.admission.value,
-                    "acts_as": "open",
-                    "note": "there are no cost models yet, so predictive admits as open does"
-                    if predictive
-                    else None,
-                },
-                "slo": {"ttft_s": config.slo.ttft_s, "tpot_s": config.slo.tpot_s},
-                "profiles": {"path": config.profiles.path, "used": False},
+                "profiles": {"path": config.profiles.path},
                 "sizing": config.engine.sizing.value,
                 "input_length": lengths,
             }

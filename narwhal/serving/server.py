@@ -170,7 +170,9 @@ async def _reload(router: Router, again: Callable[[], FleetConfig], source: str)
     """Read the fleet file again; what is wrong with it is logged, and changes nothing."""
     router.reopen_journal()
     try:
-        changes = router.reload(await router.loop.run_in_executor(None, again), source)
+        config = await router.loop.run_in_executor(None, again)
+        models = await router.loop.run_in_executor(None, router.models_of_new, config)
+        changes = router.reload(config, source, models)
     except ConfigError as error:
         log.error("the fleet file was read again and changes nothing, for it is wrong:")
         for problem in error.problems:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,8 @@ async def routed(
 
 def seat(where: Routed, phase: Phase, avoid: Iterable[int] = ()) -> Grant:
     """Take a free seat of a phase; the caller gives it back."""
-    grant = where.door.ask(SeatRequest(phase, 0.0, frozenset(avoid), lambda grant: None, lambda: None))
+    request = SeatRequest(phase, 0.0, frozenset(avoid), lambda grant: None, lambda ending: None)
+    grant = where.door.ask(request, time.monotonic())
     assert grant is not None
     return grant
 

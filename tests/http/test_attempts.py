@@ -25,7 +25,7 @@ def test_an_old_handoff_is_never_sent_but_replaced_by_a_new_prefill() -> None:
         client = await where.connect()
         client.writer.write(message("POST", CHAT, body))
         await eventually(lambda: where.fleet["p0"].stats["prefill"].finished >= 2)
-        grant.release_all()
+        grant.release_all(time.monotonic())
         answer = await client.read()
         assert answer.token_ids == expected_output(body)[0]
         attempts = (await where.row())["attempts"]
@@ -43,7 +43,7 @@ def test_with_no_attempt_left_an_old_handoff_is_a_failure_that_names_its_setting
     async def test(where: Routed) -> None:
         grant = seat(where, Phase.DECODE)
         answer = await where.ask(CHAT, body_for(CHAT))
-        grant.release_all()
+        grant.release_all(time.monotonic())
         assert answer.status == 502
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("handoff", "handoff_failed")
@@ -63,7 +63,7 @@ def test_a_handoff_whose_producer_was_lost_meanwhile_is_not_sent() -> None:
         assert p0.handoffs == 1
         where.router.lifecycle.started(0, 1.0)
         where.router.lifecycle.started(0, 2.0)
-        grant.release_all()
+        grant.release_all(time.monotonic())
         answer = await client.read()
         assert answer.token_ids == expected_output(body)[0]
         first, second = (await where.row())["attempts"]

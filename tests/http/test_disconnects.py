@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_one_that_waits_for_a_seat_gives_its_place_up(phase: Phase) -> None:
         await leaver.close()
         await eventually(lambda: where.endings == {"disconnected": 1})
         assert where.door.waiting(phase) == 1
-        grant.release_all()
+        grant.release_all(time.monotonic())
         assert (await stayer.read()).token_ids == expected_output(body_for(CHAT))[0]
         assert where.fleet["d0"].stats["decode"].started == 1
 
@@ -122,7 +123,7 @@ def test_one_that_leaves_between_two_attempts_gets_no_other() -> None:
         await eventually(lambda: where.door.waiting(Phase.PREFILL) == 1)
         await client.close()
         await eventually(lambda: where.endings == {"disconnected": 1})
-        grant.release_all()
+        grant.release_all(time.monotonic())
         row = await where.row()
         assert [attempt["failure"] for attempt in row["attempts"]] == ["broken_stream", None]
         assert len(where.fleet["p1"].requests) == 0

@@ -3,6 +3,7 @@ output, one last event."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import orjson
@@ -386,7 +387,7 @@ def test_the_wait_for_a_seat_has_a_limit(phase: Phase) -> None:
     async def test(where: Routed) -> None:
         grant = seat(where, phase)
         answer = await where.ask(CHAT, body_for(CHAT, stream=True))
-        grant.release_all()
+        grant.release_all(time.monotonic())
         assert answer.status == 504
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("expired", "queue_expired")
@@ -417,7 +418,7 @@ def test_the_requests_deadline_ends_it_at_any_stage(stage: str, stream: bool) ->
         grant = None if taken is None else seat(where, taken)
         answer = await where.ask(CHAT, body_for(CHAT, stream=stream, sim=wish))
         if grant is not None:
-            grant.release_all()
+            grant.release_all(time.monotonic())
         if stage == "being streamed" and stream:
             error = terminal(answer)
             assert error["code"] == "expired"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import orjson
@@ -52,7 +53,7 @@ def test_comments_come_while_a_seat_is_waited_for(phase: Phase) -> None:
         assert head.startswith(b"HTTP/1.1 200 ")
         await client.reader.readuntil(COMMENT)
         assert where.door.waiting(phase) == 1
-        grant.release_all()
+        grant.release_all(time.monotonic())
         assert b"data: [DONE]" in await client.reader.readuntil(b"0\r\n\r\n")
 
     on_router(test, serving={**ALIVE, "prefill_concurrency": 1, "decode_concurrency": 1})

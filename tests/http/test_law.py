@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Awaitable
 from typing import Any
@@ -130,7 +131,7 @@ class Traffic(RuleBasedStateMachine):
     def an_engine_leaves_or_comes_back(self, engine: int, available: bool) -> None:
         async def change() -> None:
             self.on.router.table.available[engine] = available
-            self.on.door.fleet_changed()
+            self.on.door.look_again(time.monotonic())
 
         self.run(change())
 

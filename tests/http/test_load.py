@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_three_hundred_streams_at_once_lose_no_token() -> None:
             """All prompts are computed; now everybody's tokens come."""
             await eventually(lambda: where.door.waiting(Phase.DECODE) == 300, within_s=30)
             for grant in grants:
-                grant.release_all()
+                grant.release_all(time.monotonic())
             assert where.seats == (0, 300)
 
         watch = Watch(where)

@@ -193,7 +193,7 @@ def test_what_ends_a_request_early_is_the_clients_typed_error() -> None:
         where.router.readiness.clear(State.MAINTENANCE, "test")
         grant = seat(where, Phase.PREFILL)
         await error(openai.InternalServerError, 504, "queue_expired")
-        grant.release_all()
+        grant.release_all(time.monotonic())
         where.door.hold()
         await error(openai.RateLimitError, 429, "retention_full")
         where.door.let_go()
@@ -229,7 +229,7 @@ def test_the_client_comes_again_after_the_time_it_was_told_and_only_where_that_m
         grant = seat(where, Phase.PREFILL)
         with pytest.raises(openai.InternalServerError):
             await client.chat.completions.create(**ASKED, messages=MESSAGES)
-        grant.release_all()
+        grant.release_all(time.monotonic())
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="another", messages=MESSAGES)
         assert where.counts["offered"] == 6

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from narwhal.fleet.lifecycle import State
+from narwhal.profiles.drift import WINDOW_S
+from narwhal.profiles.drift import State as Drifted
 from narwhal.sim import Fault, FaultName, Interval, SimOptions, Timing
 from tests.http.support import CHAT, Routed, body_for, eventually, message, on_router
 
@@ -176,16 +178,22 @@ def test_with_nobody_left_requests_are_turned_away() -> None:
     on_router(test, recovery=QUICK)
 
 
-def test_a_restart_that_nobody_noticed_is_seen_by_the_processs_start() -> None:
+def test_a_restart_that_nobody_noticed_is_seen_by_the_processs_start_and_what_was_learned_is_forgotten() -> (
+    None
+):
     async def test(where: Routed) -> None:
         p0, port = where.fleet["p0"], where.fleet["p0"].port
         lives = where.router.lifecycle
         await served_by(where)
         assert where.router.engines[0].pool.open_connections == 1
         await eventually(lambda: lives.lives[0].started_at is not None)
+        learned = where.router.models.engines[0].prefill
+        where.router.models.learn_prefill(0, 100, 1.0)
+        assert learned.report().samples
         await p0.stop()
         await p0.start(port=port)
         await eventually(lambda: lives.restarts[0] == 1)
+        assert not learned.report().samples
         assert lives.lives[0].generation >= 1
 
     on_router(test, recovery=QUICK | {"liveness_misses": 5})
@@ -221,6 +229,31 @@ def test_a_monitor_that_keeps_failing_closes_the_door_until_a_clean_pass(
 
     recovery = {"liveness_interval_s": 0.05, "liveness_misses": 20, "monitor_failure_limit": 3}
     on_router(test, recovery=recovery)
+
+
+def test_an_engine_that_became_far_slower_than_its_peers_is_put_to_the_proof_and_watched_afterwards() -> None:
+    async def test(where: Routed) -> None:
+        router = where.router
+        drift, now = router.models.drift[0], time.monotonic()
+
+        def windows(count: int, slow: float) -> None:
+            nonlocal now
+            for _ in range(count):
+                for engine in (0, 1):
+                    for _ in range(8):
+                        router.models.learn_prefill(engine, 1000, slow if engine == 0 else 1.0)
+                now += WINDOW_S + 1
+                router.judge_drift(now)
+
+        windows(60, 1.0)
+        while state(where, "p0") is State.SERVING:
+            windows(1, 8.0)
+        assert drift.state(0) is Drifted.TAKE_OUT
+        await eventually(lambda: state(where, "p0") in (State.READMITTING, State.SERVING))
+        assert drift.state(0) is Drifted.PROBATION
+        assert router.models.surcharge[0][0] > 0
+
+    on_router(test, **PAIRS, recovery=QUICK)
 
 
 def test_one_lost_connection_is_enough_to_find_an_engine_dead() -> None:

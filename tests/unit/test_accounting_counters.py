@@ -186,6 +186,7 @@ def test_a_row_of_the_journal_tells_the_request_s_story_but_not_its_text() -> No
         "usage_completion_tokens": 6,
         "ttft_s": 0.5,
         "tpot_s": 0.01,
+        "projected_ttft_s": None,
         "slo_ttft_s": 0.6,
         "slo_tpot_s": 0.011,
         "engines": {"prefill": "p1", "decode": "d1"},
@@ -196,6 +197,8 @@ def test_a_row_of_the_journal_tells_the_request_s_story_but_not_its_text() -> No
                 "decode": None,
                 "prefill_waited_s": 0.05,
                 "decode_waited_s": None,
+                "prefill_prices": None,
+                "decode_prices": None,
                 "failure": "connect_failed",
                 "error": "engine p0 refused",
             },
@@ -204,6 +207,8 @@ def test_a_row_of_the_journal_tells_the_request_s_story_but_not_its_text() -> No
                 "decode": "d1",
                 "prefill_waited_s": 0.04,
                 "decode_waited_s": 0.01,
+                "prefill_prices": None,
+                "decode_prices": None,
                 "failure": None,
                 "error": None,
             },
@@ -212,6 +217,7 @@ def test_a_row_of_the_journal_tells_the_request_s_story_but_not_its_text() -> No
         "reason": "served",
         "status": 200,
         "error": None,
+        "details": None,
     }
     assert accounts.counters.retries == 1
     assert [one.count for one in accounts.waits] == [2, 1]

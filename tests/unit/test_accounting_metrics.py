@@ -32,7 +32,11 @@ from narwhal.fleet.lifecycle import Lifecycle
 from narwhal.fleet.retries import RetryBudget
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.outcomes import OUTCOMES
+from narwhal.placement.place import Placement
+from narwhal.profiles.curves import PrefillCurve
 from narwhal.profiles.input_length import InputLengths
+from narwhal.profiles.model import EngineModel
+from narwhal.profiles.models import FleetModels
 
 CONFIG = parse(
     """
@@ -83,6 +87,10 @@ def scrape(tmp_path: Path) -> Scrape:
     journal.write({})
     lengths = InputLengths()
     lengths.learn("chat", 4000, 2000)  # the estimate was 1000
+    models = FleetModels([EngineModel(PrefillCurve(b=0.001)), EngineModel(), EngineModel()])
+    accounts.engines.projected(0, 1.02)
+    placement = Placement(table, models)
+    placement.unserved[Phase.DECODE] = 3
     lifecycle = Lifecycle(FleetTable(CONFIG.engines), CONFIG.recovery, 0.0)
     lifecycle.failed(0, Evidence.STREAM, "it was cut short", 1.0)
     for _ in range(3):
@@ -96,7 +104,9 @@ def scrape(tmp_path: Path) -> Scrape:
     def recovery() -> RecoveryFigures:
         return RecoveryFigures.of(lifecycle, {"liveness": 3}, retries)
 
-    return Scraper(CONFIG, accounts, table, Door(), readiness, lengths, recovery, journal).take()
+    return Scraper(
+        CONFIG, accounts, table, Door(), readiness, lengths, models, placement, recovery, journal
+    ).take()
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -169,6 +179,16 @@ def test_metrics_say_what_was_counted(scrape: Scrape) -> None:
     assert value("narwhal_request_body_bytes_sum") == 300
     assert value("narwhal_input_estimate_error_ratio", route="chat", script="ascii") == 0.5
     assert value("narwhal_event_loop_lag_seconds_count") == 0
+    assert value("narwhal_unserved_placements_total", phase="decode") == 3
+    assert value("narwhal_wait_factor") == 1
+    ratio = "narwhal_engine_ttft_of_projected_ratio_bucket"
+    assert [value(ratio, engine="p0", le=le) for le in ("1.0", "1.05")] == [0, 1]
+    assert value("narwhal_engine_pace_correction", engine="p0", work="prefill") == 1
+    assert value("narwhal_engine_pace_confidence", engine="d0", work="interval") == 0
+    assert value("narwhal_engine_on_probation", engine="b0", phase="decode") == 0
+    assert all(name != "narwhal_engine_drift_score" for name, _ in found)
+    assert value("narwhal_engine_prefill_left_seconds", engine="p0") == 0
+    assert value("narwhal_engine_kv_tokens", engine="d0") == 0
     assert value("narwhal_journal_dropped_rows_total") == 1
     assert any(name == "narwhal_build_info" for name, _ in found)
     assert value("process_resident_memory_bytes") > 0
@@ -202,8 +222,23 @@ def test_state_is_json_with_the_same_figures(scrape: Scrape) -> None:
     assert [(one["route"], one["script"]) for one in told["input_lengths"]] == [("chat", "ascii")]
     p0, d0, b0 = told["engines"]
     assert p0["phases"] == {
-        "prefill": {"seats_in_use": 1, "seats_limit": 3, "legs": 1, "failures": {"connect_failed": 1}}
+        "prefill": {
+            "seats_in_use": 1,
+            "seats_limit": 3,
+            "legs": 1,
+            "failures": {"connect_failed": 1},
+            "drift": {"state": "well", "score": None},
+        }
     }
+    assert p0["pace"]["prefill"]["measured"]
+    assert list(d0["pace"]) == ["handoff", "interval"]
+    assert not d0["pace"]["interval"]["sure"]
+    assert p0["ttft_of_projected"]["count"] == 1
+    assert told["admission"]["prompt_times_known"]
+    assert told["unserved_placements"] == {"prefill": 0, "decode": 3}
+    # One was served in time; those that failed or expired had been let in as well.
+    admitted = requests["served"] + requests["failed"] + requests["expired"]
+    assert told["slo"]["attainment"] == 1 / admitted
     assert (d0["available"], d0["output_tokens"], d0["token_accounting"]) == (False, 9, "token_ids")
     assert list(b0["phases"]) == ["prefill", "decode"]
 

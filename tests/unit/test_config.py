@@ -29,7 +29,8 @@ model: my-model
 slo: {ttft_s: 2.0, tpot_s: 0.05}
 engines:
   - {id: p0, url: "http://10.0.0.1:8000", role: prefill}
-  - {id: d0, url: "https://Engine-2.example/base/", role: decode, decode_concurrency: 128}
+  - {id: d0, url: "https://Engine-2.example/base/", role: decode, decode_concurrency: 128,
+     kv_capacity_tokens: 400_000}
   - {id: b0, url: "http://[::1]:9", role: both, dialect: openai, prefill_concurrency: 3}
 serving:
   host: "::"
@@ -123,6 +124,7 @@ def test_every_key_is_read(base: Path) -> None:
     assert (p0.url, p0.role) == (EngineUrl("http", "10.0.0.1", 8000), Role.PREFILL)
     assert (p0.prefill_concurrency, p0.decode_concurrency) == (4, 64)  # from serving
     assert (d0.url, d0.decode_concurrency) == (EngineUrl("https", "engine-2.example", 443, "/base"), 128)
+    assert (p0.kv_capacity_tokens, d0.kv_capacity_tokens) == (None, 400_000)
     assert (b0.url, b0.dialect, b0.prefill_concurrency) == (EngineUrl("http", "::1", 9), Dialect.OPENAI, 3)
     serving, engine = config.serving, config.engine
     assert (serving.host, serving.port, serving.admission) == ("::", 0, Admission.OPEN)

@@ -23,9 +23,10 @@ from narwhal.admission.door import Door, Grant, SeatRequest
 from narwhal.admission.readiness import Readiness, State
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.outcomes import OUTCOMES, Ending
-from tests.unit.fleets import Engine, fleet
+from tests.unit.fleets import Engine, Rooms
 
 PREFILL, DECODE = Phase.PREFILL, Phase.DECODE
+NOW = 0.0  # nothing in here takes time
 
 
 class Told:
@@ -44,12 +45,13 @@ class Told:
             self.grants[name] = grant
             self.log.append(name)
 
-        def on_unavailable() -> None:
+        def on_ending(ending: Ending) -> None:
+            assert ending.name == "backend_unavailable"
             self.log.append(f"{name} unavailable")
 
-        request = SeatRequest(phase, arrived, frozenset(avoid), on_grant, on_unavailable)
+        request = SeatRequest(phase, arrived, frozenset(avoid), on_grant, on_ending)
         self.requests[name] = request
-        grant = self.door.ask(request)
+        grant = self.door.ask(request, NOW)
         if grant is not None:
             self.grants[name] = grant
         return grant
@@ -58,9 +60,8 @@ class Told:
 def door_of(
     *engines: Engine, retention_limit: int = 100, queue_capacity: int = 100
 ) -> tuple[FleetTable, Door, Told]:
-    table = fleet(*engines)
-    door = Door(table, Readiness(), retention_limit=retention_limit, queue_capacity=queue_capacity)
-    return table, door, Told(door)
+    rooms = Rooms(engines, retention_limit=retention_limit, queue_capacity=queue_capacity)
+    return rooms.table, rooms.door, Told(rooms.door)
 
 
 def ending(call: Callable[[], Any]) -> Ending:
@@ -78,8 +79,8 @@ def test_seats_go_by_arrival_even_to_one_who_asked_last() -> None:
     assert told.ask("late", 3.0) is None
     assert told.ask("tried again", 2.0) is None
     assert door.waiting(PREFILL) == 2
-    told.grants["first"].release_all()
-    told.grants["tried again"].release_all()
+    told.grants["first"].release_all(NOW)
+    told.grants["tried again"].release_all(NOW)
     assert told.log == ["tried again", "late"]
 
 
@@ -90,11 +91,11 @@ def test_one_who_avoids_the_free_engine_may_be_passed_and_nobody_else() -> None:
     told.ask("avoids p0", 1.0, avoid=(0,))
     told.ask("any", 2.0)
     told.ask("avoids p1", 3.0, avoid=(1,))
-    told.grants["on p0"].release_all()
+    told.grants["on p0"].release_all(NOW)
     assert told.log == ["any"]
-    told.grants["any"].release_all()
+    told.grants["any"].release_all(NOW)
     assert told.log == ["any", "avoids p1"]
-    told.grants["on p1"].release_all()
+    told.grants["on p1"].release_all(NOW)
     assert told.log == ["any", "avoids p1", "avoids p0"]
 
 
@@ -104,7 +105,7 @@ def test_one_who_avoids_an_engine_is_served_by_another_in_its_turn() -> None:
     told.ask("on p1", 0.0)
     told.ask("avoids p0", 1.0, avoid=(0,))
     told.ask("any", 2.0)
-    told.grants["on p1"].release_all()
+    told.grants["on p1"].release_all(NOW)
     assert told.log == ["avoids p0"]
 
 
@@ -114,16 +115,16 @@ def test_one_who_leaves_before_it_is_told_of_its_seat_is_told_nothing_and_the_se
 
     def first_is_told(grant: Grant) -> None:
         told.grants["first"] = grant
-        door.leave(told.requests["second"])
+        door.leave(told.requests["second"], NOW)
 
-    door.ask(SeatRequest(PREFILL, 1.0, frozenset(), first_is_told, lambda: None))
+    door.ask(SeatRequest(PREFILL, 1.0, frozenset(), first_is_told, lambda ending: None), NOW)
     told.ask("second", 2.0)
     told.ask("third", 3.0)
     table.set_limit(0, PREFILL, 3)
-    door.fleet_changed()
+    door.look_again(NOW)
     assert told.log == ["third"]
     for name in ("runs", "first", "third"):
-        told.grants[name].release_all()
+        told.grants[name].release_all(NOW)
     assert table.idle
 
 
@@ -132,10 +133,10 @@ def test_one_who_leaves_frees_its_place_at_once() -> None:
     told.ask("runs", 0.0)
     told.ask("leaves", 1.0)
     assert ending(lambda: told.ask("turned away", 2.0)).name == "queue_full"
-    door.leave(told.requests["leaves"])
-    door.leave(told.requests["leaves"])
+    door.leave(told.requests["leaves"], NOW)
+    door.leave(told.requests["leaves"], NOW)
     assert told.ask("waits", 3.0) is None
-    told.grants["runs"].release_all()
+    told.grants["runs"].release_all(NOW)
     assert told.log == ["waits"]
 
 
@@ -174,12 +175,12 @@ def test_a_whole_request_gives_its_prefill_seat_back_first_and_its_decode_seat_l
     assert grant.both
     assert set(grant.held) == {PREFILL, DECODE}
     assert told.ask("next", 1.0) is None
-    grant.release(PREFILL)
+    grant.release(PREFILL, NOW)
     assert set(grant.held) == {DECODE}
     assert told.log == ["next"]
     assert table.decode_seats[0] == 2
-    grant.release(DECODE)
-    told.grants["next"].release_all()
+    grant.release(DECODE, NOW)
+    told.grants["next"].release_all(NOW)
     assert table.idle
 
 
@@ -188,9 +189,9 @@ def test_a_whole_request_waits_for_a_decode_seat_as_well() -> None:
     grant = told.ask("whole", 0.0)
     assert grant is not None
     assert told.ask("next", 1.0) is None
-    grant.release(PREFILL)
+    grant.release(PREFILL, NOW)
     assert told.log == []
-    grant.release(DECODE)
+    grant.release(DECODE, NOW)
     assert told.log == ["next"]
 
 
@@ -198,10 +199,10 @@ def test_a_seat_given_back_twice_is_an_error_and_giving_all_back_twice_is_not() 
     table, _, told = door_of(Engine("p", "prefill", 1))
     grant = told.ask("a", 0.0)
     assert grant is not None
-    grant.release(PREFILL)
+    grant.release(PREFILL, NOW)
     with pytest.raises(RuntimeError, match="holds no prefill seat"):
-        grant.release(PREFILL)
-    grant.release_all()
+        grant.release(PREFILL, NOW)
+    grant.release_all(NOW)
     assert table.idle
 
 
@@ -212,12 +213,12 @@ def test_those_without_any_engine_left_are_told_and_the_others_wait_on() -> None
     told.ask("avoids p1", 1.0, avoid=(1,))
     told.ask("any", 2.0)
     table.set_available(0, False)
-    door.fleet_changed()
+    door.look_again(NOW)
     assert told.log == ["avoids p1 unavailable"]
-    told.grants["on p0"].release_all()  # the engine is out: its seat is no use to anyone
+    told.grants["on p0"].release_all(NOW)  # the engine is out: its seat is no use to anyone
     assert door.waiting(PREFILL) == 1
     table.set_available(0, True)
-    door.fleet_changed()
+    door.look_again(NOW)
     assert told.log == ["avoids p1 unavailable", "any"]
 
 
@@ -226,7 +227,7 @@ def test_a_raised_limit_serves_as_many_waiters_as_it_has_new_seats() -> None:
     for n in range(4):
         told.ask(str(n), float(n))
     table.set_limit(0, PREFILL, 3)
-    door.fleet_changed()
+    door.look_again(NOW)
     assert told.log == ["1", "2"]
 
 
@@ -236,13 +237,13 @@ def test_a_thousand_waiters_who_each_give_their_seat_back_at_once_do_not_exhaust
 
     def pass_on(grant: Grant) -> None:
         served.append(grant)
-        grant.release_all()
+        grant.release_all(NOW)
 
-    first = door.ask(SeatRequest(PREFILL, 0.0, frozenset(), pass_on, lambda: None))
+    first = door.ask(SeatRequest(PREFILL, 0.0, frozenset(), pass_on, lambda ending: None), NOW)
     assert first is not None
     for n in range(5000):
-        door.ask(SeatRequest(PREFILL, float(n), frozenset(), pass_on, lambda: None))
-    first.release_all()
+        door.ask(SeatRequest(PREFILL, float(n), frozenset(), pass_on, lambda ending: None), NOW)
+    first.release_all(NOW)
     assert len(served) == 5000
     assert table.idle
 
@@ -251,7 +252,7 @@ def test_asking_twice_and_letting_go_of_nothing_are_errors() -> None:
     _, door, told = door_of(Engine("p", "prefill", 1))
     told.ask("a", 0.0)
     with pytest.raises(RuntimeError, match="asked before"):
-        door.ask(told.requests["a"])
+        door.ask(told.requests["a"], NOW)
     with pytest.raises(RuntimeError, match="no request is held"):
         door.let_go()
 
@@ -280,7 +281,7 @@ def test_a_state_stays_until_each_source_that_raised_it_has_cleared_it() -> None
 
 def test_the_severest_state_is_told_to_newcomers_with_its_reason() -> None:
     readiness = Readiness()
-    door = Door(fleet(Engine("p", "prefill")), readiness, retention_limit=1, queue_capacity=1)
+    door = Rooms([Engine("p", "prefill")], readiness=readiness).door
     severest_last = ("monitoring_degraded", "maintenance", "standby", "fenced", "stopping")
     for state in severest_last:
         readiness.set(State(state), "test", f"why {state}")
@@ -381,11 +382,11 @@ class World(ABC):
 class RealWorld(World):
     """On the door."""
 
-    def __init__(self, table: FleetTable, capacity: int) -> None:
+    def __init__(self, engines: list[Engine], capacity: int) -> None:
         super().__init__()
-        self.table = table
         self.readiness = Readiness()
-        self.door = Door(table, self.readiness, retention_limit=2, queue_capacity=capacity)
+        rooms = Rooms(engines, readiness=self.readiness, retention_limit=2, queue_capacity=capacity)
+        self.table, self.door = rooms.table, rooms.door
         self.requests: dict[int, SeatRequest] = {}
         self.grants: dict[int, Grant] = {}
 
@@ -395,11 +396,11 @@ class RealWorld(World):
             self.granted(ask, grant.engine)
 
         request = SeatRequest(
-            ask.phase, float(ask.arrived), ask.avoid, on_grant, lambda: self.unavailable(ask)
+            ask.phase, float(ask.arrived), ask.avoid, on_grant, lambda ending: self.unavailable(ask)
         )
         self.requests[ask.name] = request
         try:
-            grant = self.door.ask(request)
+            grant = self.door.ask(request, NOW)
         except Ending as refusal:
             return refusal.name
         if grant is None:
@@ -408,10 +409,10 @@ class RealWorld(World):
         return grant.engine
 
     def forget(self, name: int) -> None:
-        self.door.leave(self.requests[name])
+        self.door.leave(self.requests[name], NOW)
 
     def give_all(self, name: int) -> None:
-        self.grants.pop(name).release_all()
+        self.grants.pop(name).release_all(NOW)
 
 
 @dataclass
@@ -538,7 +539,7 @@ class DoorMachine(RuleBasedStateMachine):
     @initialize(engines=st.lists(ENGINES, min_size=1, max_size=4), ids=IDS, capacity=st.integers(0, 9))
     def start(self, engines: list[tuple[str, int, int]], ids: list[str], capacity: int) -> None:
         specs = [Engine(name, *engine) for name, engine in zip(ids, engines, strict=False)]
-        self.real = RealWorld(FleetTable(specs), capacity)
+        self.real = RealWorld(specs, capacity)
         self.model = ModelWorld([ModelEngine(e.id, e.role, [e[2], e[3]]) for e in specs], capacity)
         self.before = ([0] * len(specs), [0] * len(specs))
         self.held = 0
@@ -565,7 +566,7 @@ class DoorMachine(RuleBasedStateMachine):
         grant = self.real.grants[name]
         for world in (self.real, self.model):
             world.end(name)
-        grant.release_all()  # once more: nothing happens
+        grant.release_all(NOW)  # once more: nothing happens
 
     def whole(self) -> list[int]:
         """Requests that hold a seat in both phases."""
@@ -575,7 +576,7 @@ class DoorMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99))
     def first_output_of_a_whole_request(self, which: int) -> None:
         name = self.whole()[which % len(self.whole())]
-        self.real.grants[name].release(PREFILL)
+        self.real.grants[name].release(PREFILL, NOW)
         self.model.give(name, 0)
 
     @rule(
@@ -590,7 +591,7 @@ class DoorMachine(RuleBasedStateMachine):
         self.real.table.set_available(engine, available)
         for phase in Phase:
             self.real.table.set_limit(engine, phase, limits[phase])
-        self.real.door.fleet_changed()
+        self.real.door.look_again(NOW)
         self.model.settle()
 
     @rule(

@@ -1,0 +1,74 @@
+# Prices of engines, and the line of waiting requests played forward. See price.pyx.
+
+cdef class Waiter:
+    # A request for a seat, as far as prices go. Moments and durations in seconds.
+    cdef public double arrived
+    cdef public double tokens       # its prompt's
+    cdef public double kv           # tokens it will hold in the end
+    cdef public double target       # the moment its first token is due; infinite: never
+    cdef public double tpot_s       # the token interval it wants
+    cdef public double caution      # how many standard deviations are set aside for chance
+    cdef public bint refusable      # it is turned away, or passed over, where it would miss its target
+    cdef public object avoid        # frozenset: engines it must not run on
+    cdef public Py_ssize_t producer  # the engine that prefilled it, or -1
+    cdef double tail_s              # from the end of its prefill to its first token, if it is handed over
+    # What the board noted last.
+    cdef readonly Py_ssize_t engine  # where it will run, or comes closest to its target; -1: nowhere
+    cdef readonly double wait_s     # until its prefill begins
+    cdef readonly double prefill_s
+    cdef readonly double handoff_s  # from there to its first token
+    cdef readonly double spread_s   # what is set aside for chance
+    cdef readonly bint lost         # it can't meet its target any more
+
+cdef class Board:
+    cdef readonly object table, models
+    cdef public double wait_factor  # what forecast waits are multiplied by, as learned
+    cdef readonly double line_s     # the wait of who came last, at the last forecast
+    cdef readonly bint by_share     # the last prices are shares of seats, for want of any model
+    cdef readonly bint met          # the last engine picked meets the target
+    cdef Py_ssize_t count           # engines that the columns below are of
+    cdef object serving             # the table's, as the orders below have it
+    # Engines by what they serve, in order of ID.
+    cdef long long *prefill_order, *decode_order
+    cdef Py_ssize_t prefill_count, decode_count
+    cdef double* prices             # one for each of `prefill_order`, or of `decode_order`
+    cdef Py_ssize_t priced
+    # The table's columns.
+    cdef long long *available, *role, *depth_us
+    cdef long long *prefill_seats, *prefill_limit, *decode_seats, *decode_limit
+    cdef long long *head_us, *head_due_us, *queued_us, *squares_us2
+    cdef long long *kv_tokens, *kv_reserved, *kv_capacity, *coming_kv
+    # The models'.
+    cdef double *prefill_a, *prefill_b, *prefill_c, *prefill_hi, *prefill_edge, *prefill_spread
+    cdef double *interval_c, *interval_p, *interval_q
+    cdef double *handoff_b, *handoff_c, *handoff_hi, *handoff_edge
+    cdef double *prefill_surcharge, *decode_surcharge
+    cdef long long *prefill_sure, *interval_sure, *handoff_sure
+    # Means over the engines that are known, for those that are not.
+    cdef double mean_a, mean_b, mean_c  # prefill
+    cdef double mean_p, mean_q, mean_i  # interval
+    # The forecast's: engines as a heap by when they are free.
+    cdef double *free_s, *variance
+    cdef long long* heap
+    cdef Py_ssize_t heaped
+
+    cdef int refresh(self) except -1
+    cdef int bind(self) except -1
+    cdef bint survey_prefill(self) noexcept
+    cdef bint survey_interval(self) noexcept
+    cdef double prefill_cost(self, Py_ssize_t engine, double tokens) noexcept
+    cdef double interval(self, Py_ssize_t engine, double running, double kv) noexcept
+    cdef double left(self, Py_ssize_t engine, double now) noexcept
+    cdef double share(self, Py_ssize_t engine) noexcept
+    cdef bint has_room(self, Py_ssize_t engine) noexcept
+    cdef double spread(self, Py_ssize_t engine, Waiter waiter, double variance, double cost) noexcept
+    cdef double tail(self, Py_ssize_t engine, Waiter waiter) noexcept
+    cdef void sift(self, Py_ssize_t at) noexcept
+    cdef void settle(self, Waiter waiter, double now) noexcept
+    cdef bint try_on(self, Waiter waiter, Py_ssize_t engine, double now) noexcept
+    cdef bint misses(self, Waiter waiter, Py_ssize_t engine, double now) noexcept
+    cdef double resident_variance(self, Py_ssize_t engine) noexcept
+    cdef double handoff(self, Waiter waiter) noexcept
+    cdef double seat_wait(self, double waiting, double output_tokens) noexcept
+    cdef double staying(self, Py_ssize_t engine, double output_tokens) noexcept
+    cdef void try_elsewhere(self, Waiter waiter, double now) noexcept

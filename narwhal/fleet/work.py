@@ -1,0 +1,171 @@
+"""Work: what the legs on each engine have left to do, and what their ends teach.
+
+An engine prefills one prompt after another, in the order it was sent them; engines that take several at
+once come to about the same sums. So of the legs on it the first is under way, and what is left of it is the
+time until its predicted end; the others are whole. When a leg ends, whatever was thought of it is taken out
+and the next is the first, from this moment. So an error lasts no longer than the leg it was made about.
+
+A decode engine is described by how many sequences it runs and how many KV tokens they hold. A leg is counted
+with what it holds on average over its life (the prompt and half the output), so nothing moves with each
+token. Sums over time of both are kept, so that the pace a stream had can be laid to the mean batch it ran in.
+
+Durations and tokens are integers, so that what was added is taken away exactly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+from narwhal.fleet.table import FleetTable, Phase
+from narwhal.profiles.models import FleetModels
+
+# A stream shorter than this says little about the interval between tokens.
+_LEAST_TOKENS = 4
+
+
+class PrefillLeg:
+    """A prompt on its way through an engine."""
+
+    __slots__ = ("cost_us", "engine", "kv", "sent", "tokens")
+
+    def __init__(self, engine: int, tokens: int, kv: int, cost_us: int, sent: float) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.kv = kv
+        self.cost_us = cost_us
+        self.sent = sent
+
+
+class DecodeLeg:
+    """An answer being written by an engine."""
+
+    __slots__ = ("engine", "first", "kv_mean", "kv_most", "kv_then", "running_then", "sent", "tokens")
+
+    def __init__(self, engine: int, tokens: int, output_tokens: int, sent: float) -> None:
+        self.engine = engine
+        self.tokens = tokens
+        self.kv_most = tokens + output_tokens
+        self.kv_mean = tokens + output_tokens // 2
+        self.sent = sent
+        self.first: float | None = None
+        self.running_then = self.kv_then = 0.0  # the engine's sums over time at the first token
+
+
+class Work:
+    """The ledger of one fleet: it keeps the table's columns of work, and teaches the models."""
+
+    __slots__ = ("_changed", "_freed", "_kv_time", "_legs", "_models", "_running_time", "_table", "shown")
+
+    def __init__(self, table: FleetTable, models: FleetModels, now: float) -> None:
+        self._table = table
+        self._models = models
+        self._legs: list[deque[PrefillLeg]] = []
+        # By phase: when each engine last showed how fast it is.
+        self.shown = (array("d"), array("d"))
+        self._freed = array("d")  # when the last prefill leg on each engine ended
+        # Token intervals: decode seats and KV tokens summed over time, up to `_changed`.
+        self._running_time = array("d")
+        self._kv_time = array("d")
+        self._changed = array("d")
+        for _ in range(len(table)):
+            self.add(now)
+
+    def add(self, now: float) -> None:
+        """The table has one more engine."""
+        self._legs.append(deque())
+        for shown in self.shown:
+            shown.append(now)
+        for column in (self._freed, self._running_time, self._kv_time, self._changed):
+            column.append(0.0)
+
+    # ---- prefill
+
+    def begin_prefill(self, engine: int, tokens: int, kv: int, cost_s: float, now: float) -> PrefillLeg:
+        """A leg over a prompt is sent to an engine, which is predicted to take `cost_s` for it.
+
+        `kv` is how many KV tokens the request will want of a decode engine.
+        """
+        table = self._table
+        leg = PrefillLeg(engine, tokens, kv, round(cost_s * 1e6), now)
+        legs = self._legs[engine]
+        if legs:
+            table.queued_us[engine] += leg.cost_us
+        else:
+            self._lead(leg, now)
+        legs.append(leg)
+        table.squares_us2[engine] += leg.cost_us**2
+        table.coming_kv[engine] += kv
+        return leg
+
+    def end_prefill(self, leg: PrefillLeg, now: float) -> None:
+        """The leg is over, one way or the other."""
+        table, engine, legs = self._table, leg.engine, self._legs[leg.engine]
+        table.squares_us2[engine] -= leg.cost_us**2
+        table.coming_kv[engine] -= leg.kv
+        self._freed[engine] = now
+        if legs[0] is not leg:
+            table.queued_us[engine] -= leg.cost_us
+            legs.remove(leg)
+            return
+        legs.popleft()
+        table.head_us[engine] = table.head_due_us[engine] = 0
+        if legs:
+            table.queued_us[engine] -= legs[0].cost_us
+            self._lead(legs[0], now)
+
+    def prefilled(self, leg: PrefillLeg, tokens: int, now: float) -> float:
+        """The leg has done its work on `tokens` tokens (those not cached); call this before `end_prefill`.
+
+        Returns the seconds it took, not counting those that the engine spent on legs before it.
+        """
+        self.shown[Phase.PREFILL][leg.engine] = now
+        took = now - max(leg.sent, self._freed[leg.engine])
+        self._models.learn_prefill(leg.engine, tokens, took)
+        return took
+
+    def _lead(self, leg: PrefillLeg, now: float) -> None:
+        self._table.head_us[leg.engine] = leg.cost_us
+        self._table.head_due_us[leg.engine] = round(now * 1e6) + leg.cost_us
+
+    # ---- decode
+
+    def begin_decode(self, engine: int, tokens: int, output_tokens: int, now: float) -> DecodeLeg:
+        """A leg is sent to an engine, for an answer of `output_tokens` tokens or so."""
+        leg = DecodeLeg(engine, tokens, output_tokens, now)
+        self._sum_up(engine, now)
+        self._table.kv_tokens[engine] += leg.kv_mean
+        self._table.kv_reserved[engine] += leg.kv_most
+        return leg
+
+    def first_token(self, leg: DecodeLeg, now: float, *, handed_over: bool) -> None:
+        """The leg's first token came; `handed_over`: to an engine that had another one prefill its prompt."""
+        self._sum_up(leg.engine, now)
+        leg.first = now
+        leg.running_then, leg.kv_then = self._running_time[leg.engine], self._kv_time[leg.engine]
+        if handed_over:
+            self._models.learn_handoff(leg.engine, leg.tokens, now - leg.sent)
+
+    def decoded(self, leg: DecodeLeg, output_tokens: int, now: float) -> None:
+        """The leg's last token came, the last of so many; call this before `end_decode`."""
+        if leg.first is None or output_tokens < _LEAST_TOKENS or now <= leg.first:
+            return
+        engine, lasted = leg.engine, now - leg.first
+        self.shown[Phase.DECODE][engine] = now
+        self._sum_up(engine, now)
+        running = (self._running_time[engine] - leg.running_then) / lasted
+        kv = (self._kv_time[engine] - leg.kv_then) / lasted
+        self._models.learn_interval(engine, running, kv, lasted / (output_tokens - 1))
+
+    def end_decode(self, leg: DecodeLeg, now: float) -> None:
+        """The leg is over, one way or the other."""
+        self._sum_up(leg.engine, now)
+        self._table.kv_tokens[leg.engine] -= leg.kv_mean
+        self._table.kv_reserved[leg.engine] -= leg.kv_most
+
+    def _sum_up(self, engine: int, now: float) -> None:
+        # Before the seats or the KV tokens of an engine change, and before its sums are read.
+        table, lasted = self._table, max(0.0, now - self._changed[engine])
+        self._running_time[engine] += table.decode_seats[engine] * lasted
+        self._kv_time[engine] += table.kv_tokens[engine] * lasted
+        self._changed[engine] = max(now, self._changed[engine])
