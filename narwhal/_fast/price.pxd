@@ -40,12 +40,13 @@ cdef class Board:
     cdef long long *kv_tokens, *kv_reserved, *kv_capacity, *coming_kv
     # The models'.
     cdef double *prefill_a, *prefill_b, *prefill_c, *prefill_hi, *prefill_edge, *prefill_spread
+    cdef double *prefill_shift, *handoff_shift, *n_reach, *kv_reach
     cdef double *interval_c, *interval_p, *interval_q
     cdef double *handoff_b, *handoff_c, *handoff_hi, *handoff_edge
     cdef double *prefill_surcharge, *decode_surcharge
     cdef long long *prefill_sure, *interval_sure, *handoff_sure
     # Means over the engines that are known, for those that are not.
-    cdef double mean_a, mean_b, mean_c  # prefill
+    cdef double mean_a, mean_b, mean_c, mean_hi, mean_edge, mean_shift  # prefill
     cdef double mean_p, mean_q, mean_i  # interval
     # The forecast's: engines as a heap by when they are free.
     cdef double *free_s, *variance

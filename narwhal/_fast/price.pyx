@@ -23,6 +23,8 @@ cdef enum:
     PREFILL = 0
 
 cdef double MICRO = 1e-6
+# A learned curve says what a prompt takes that is up to so many times the longest seen.
+cdef double REACH = 2.0
 # Of its budget, no request sets aside more than this share for chance.
 cdef double MOST_SPREAD = 0.04
 
@@ -35,6 +37,12 @@ cdef long long* integers(array column):
 
 cdef double* doubles(array column):
     return column.data.as_doubles
+
+
+cdef inline double past(double price, double edge, double shift, double tokens) noexcept:
+    # The price past the range; only a learned curve has a shift, and is not followed there.
+    cdef double proportional = edge * (tokens + shift)
+    return fmax(price, proportional) if shift == 0 else proportional
 
 
 cdef class Waiter:
@@ -169,6 +177,22 @@ cdef class Board:
         waiter.spread_s = self.spread(engine, waiter, self.resident_variance(engine), waiter.prefill_s)
         return known
 
+    def unseen(self, Waiter waiter not None):
+        """Whether this prompt is so long that no engine's time for it is known: none has shown one near it."""
+        cdef Py_ssize_t i, engine
+        cdef double reach
+        cdef bint unseen = False
+        self.refresh()
+        for i in range(self.prefill_count):
+            engine = self.prefill_order[i]
+            if not self.available[engine] or not self.prefill_sure[engine]:
+                continue
+            reach = REACH * self.prefill_hi[engine] + self.prefill_shift[engine]
+            if self.prefill_shift[engine] == 0 or waiter.tokens <= reach:
+                return False
+            unseen = True
+        return unseen
+
     def would_miss(self, Waiter waiter not None, Py_ssize_t engine, double now):
         """Whether the request, sent to this engine now, would miss its target as far as is known."""
         self.refresh()
@@ -280,7 +304,7 @@ cdef class Board:
             return 0.0
         price = self.handoff_b[best] * waiter.tokens + self.handoff_c[best]
         if waiter.tokens > self.handoff_hi[best]:
-            price = fmax(price, self.handoff_edge[best] * waiter.tokens)
+            price = past(price, self.handoff_edge[best], self.handoff_shift[best], waiter.tokens)
         return price
 
     cdef double seat_wait(self, double waiting, double output_tokens) noexcept:
@@ -455,7 +479,9 @@ cdef class Board:
         self.kv_capacity, self.coming_kv = integers(table.kv_capacity), integers(table.coming_kv)
         self.prefill_a, self.prefill_b = doubles(models.prefill_a), doubles(models.prefill_b)
         self.prefill_c, self.prefill_hi = doubles(models.prefill_c), doubles(models.prefill_hi)
-        self.prefill_edge = doubles(models.prefill_edge)
+        self.prefill_edge, self.prefill_shift = doubles(models.prefill_edge), doubles(models.prefill_shift)
+        self.handoff_shift = doubles(models.handoff_shift)
+        self.n_reach, self.kv_reach = doubles(models.interval_n_reach), doubles(models.interval_kv_reach)
         self.prefill_spread = doubles(models.prefill_spread)
         self.interval_c, self.interval_p = doubles(models.interval_c), doubles(models.interval_p)
         self.interval_q = doubles(models.interval_q)
@@ -471,7 +497,7 @@ cdef class Board:
     cdef bint survey_prefill(self) noexcept:
         # Whether anything is known; what is taken for engines of which nothing is.
         cdef Py_ssize_t i, engine, known = 0
-        self.mean_a = self.mean_b = self.mean_c = 0
+        self.mean_a = self.mean_b = self.mean_c = self.mean_hi = self.mean_edge = self.mean_shift = 0
         for i in range(self.prefill_count):
             engine = self.prefill_order[i]
             if self.prefill_sure[engine]:
@@ -479,10 +505,15 @@ cdef class Board:
                 self.mean_a += self.prefill_a[engine]
                 self.mean_b += self.prefill_b[engine]
                 self.mean_c += self.prefill_c[engine]
+                self.mean_hi = fmax(self.mean_hi, self.prefill_hi[engine])
+                self.mean_edge += self.prefill_edge[engine]
+                self.mean_shift += self.prefill_shift[engine]
         if known:
             self.mean_a /= known
             self.mean_b /= known
             self.mean_c /= known
+            self.mean_edge /= known
+            self.mean_shift /= known
         return known > 0
 
     cdef bint survey_interval(self) noexcept:
@@ -503,15 +534,18 @@ cdef class Board:
     cdef double prefill_cost(self, Py_ssize_t engine, double tokens) noexcept:
         cdef double cost
         if not self.prefill_sure[engine]:
+            if tokens > self.mean_hi:
+                return self.mean_edge * (tokens + self.mean_shift)
             return (self.mean_a * tokens + self.mean_b) * tokens + self.mean_c
         cost = (self.prefill_a[engine] * tokens + self.prefill_b[engine]) * tokens + self.prefill_c[engine]
         if tokens > self.prefill_hi[engine]:
-            cost = fmax(cost, self.prefill_edge[engine] * tokens)
+            return past(cost, self.prefill_edge[engine], self.prefill_shift[engine], tokens)
         return cost
 
     cdef double interval(self, Py_ssize_t engine, double running, double kv) noexcept:
         if not self.interval_sure[engine]:
             return self.mean_i + self.mean_p * running + self.mean_q * kv
+        running, kv = fmin(running, self.n_reach[engine]), fmin(kv, self.kv_reach[engine])
         return self.interval_c[engine] + self.interval_p[engine] * running + self.interval_q[engine] * kv
 
     cdef double left(self, Py_ssize_t engine, double now) noexcept:

@@ -89,7 +89,7 @@ class Door:
             raise RuntimeError("this request for a seat was asked before")
         line = self._lines[request.phase]
         if request.phase is Phase.PREFILL:
-            self.predictor.expect(request, len(line))
+            self.predictor.expect(request, line, now)
         try:
             engine = self._placement.place(request, request.phase, now)
         except NoEligibleEngine as none:

@@ -8,7 +8,7 @@ long as it waits, whether it may go on waiting.
 
 For chance, one who would have to wait sets aside more when it comes than later. So few who were let in are
 turned away after all, and those only when they are about to miss. While nothing is known of how long prompts
-take, everybody may come in.
+take, everybody may come in; so may a prompt far longer than any that engines have shown their pace with.
 """
 
 from __future__ import annotations
@@ -46,12 +46,18 @@ class Predictor:
         self._output_tokens = 0.0
         self._requests = 0
 
-    def expect(self, request: SeatRequest, waiting: int) -> None:
-        """A request for prefill has come; so many wait. Note how long it will take after its prefill."""
+    def expect(self, request: SeatRequest, line: Line, now: float) -> None:
+        """A request for prefill has come. Note how long it will take after its prefill.
+
+        Raises Ending if it is refused for what would become of it, or of others, when it decodes.
+        """
         if request.output_tokens > 0:
             self._requests = min(self._requests + 1, _MEMORY)
             self._output_tokens += (request.output_tokens - self._output_tokens) / self._requests
-        self._board.look_ahead(request, waiting, max(self._output_tokens, 1.0))
+        self._board.look_ahead(request, len(line), max(self._output_tokens, 1.0))
+        if request.refusable:
+            self._check_decode(request, line, now)
+            request.refusable = not self._board.unseen(request)
         request.caution = _CAUTION if request.refusable else 0.0
 
     def judge(self, request: SeatRequest, line: Line, engine: int | None, now: float) -> int | None:
@@ -60,8 +66,6 @@ class Predictor:
         Returns the engine to seat it on. Raises Ending if it is refused.
         """
         board = self._board
-        if request.refusable:
-            self._check_decode(request, line, now)
         known = board.known()
         if engine is None:
             # One who would have to wait sets aside more than it will later.

@@ -22,6 +22,8 @@ from narwhal.profiles.models import FleetModels
 
 # A stream shorter than this says little about the interval between tokens.
 _LEAST_TOKENS = 4
+# What chance makes of a longer leg does not matter, and the sum of squares must fit its column.
+_MOST_US = 100_000_000
 
 
 class PrefillLeg:
@@ -94,14 +96,14 @@ class Work:
         else:
             self._lead(leg, now)
         legs.append(leg)
-        table.squares_us2[engine] += leg.cost_us**2
+        table.squares_us2[engine] += min(leg.cost_us, _MOST_US) ** 2
         table.coming_kv[engine] += kv
         return leg
 
     def end_prefill(self, leg: PrefillLeg, now: float) -> None:
         """The leg is over, one way or the other."""
         table, engine, legs = self._table, leg.engine, self._legs[leg.engine]
-        table.squares_us2[engine] -= leg.cost_us**2
+        table.squares_us2[engine] -= min(leg.cost_us, _MOST_US) ** 2
         table.coming_kv[engine] -= leg.kv
         self._freed[engine] = now
         if legs[0] is not leg:

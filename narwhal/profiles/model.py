@@ -3,16 +3,27 @@
 Each kind of work has a curve and a correction. The curve is the profile's where there is one, else it is
 learned from traffic; the correction follows what the engine does of late. What a caller gets is the corrected
 price and whether it can be relied on: a learned curve that has not seen enough can't.
+
+A profile was measured over lengths chosen for it; traffic may have shown one length only, and then which of
+the terms the time goes by is anybody's guess. So a learned curve is not followed past the range that was
+seen. There the price grows as most engines' does: a pass takes some time whatever it is over, and the rest
+goes by the tokens.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from narwhal.profiles.correction import Correction
-from narwhal.profiles.curves import DecodeCurve, HandoffCurve, PrefillCurve, beyond
+from narwhal.profiles.curves import DecodeCurve, HandoffCurve, PrefillCurve
 from narwhal.profiles.nonnegative import Triple
 from narwhal.profiles.online import OnlineFit
+
+# What a pass takes whatever it is over, of what a learned curve says at the end of the range seen, in tokens.
+PASS_TOKENS = 512.0
+# Work this many times the largest seen is taken for the same as that many times it, as a step's price goes.
+REACH = 2.0
 
 
 class Price(NamedTuple):
@@ -91,6 +102,32 @@ class Work:
             return self.learned.confidence
         return max(0.0, 1 - self.correction.spread)
 
+    @property
+    def shift(self) -> float:
+        """Tokens to add to a length, and to `hi`, for the price past the range to be in proportion."""
+        return 0.0 if self.measured else PASS_TOKENS
+
+    @property
+    def edge(self) -> float:
+        """Corrected seconds for one of those tokens at the end of the range, of lengths; 0 without one."""
+        hi = self.hi
+        return value(self.corrected, (hi * hi, hi, 1.0)) / (hi + self.shift) if hi else 0.0
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """How far a decode step's price is followed: in running sequences, and in KV tokens."""
+        return (math.inf, math.inf) if self.measured else (REACH * self.hi, REACH * self.kv_hi)
+
+    def past(self, tokens: float) -> float:
+        """Corrected seconds for work of a length past the range: at least in proportion to the end's.
+
+        Of a learned curve just that; a measured one that curves upwards is followed.
+        """
+        seconds = self.edge * (tokens + self.shift)
+        return (
+            max(seconds, value(self.corrected, (tokens * tokens, tokens, 1.0))) if self.measured else seconds
+        )
+
     def report(self) -> WorkReport:
         """Its state."""
         correction = self.correction
@@ -152,7 +189,8 @@ class EngineModel:
     def interval_s(self, running: float, kv_tokens: float) -> Price:
         """Seconds between two decode steps of a batch of `running` sequences that hold `kv_tokens`."""
         work = self.interval
-        seconds = value(work.corrected, (running, kv_tokens, 1.0))
+        reach, kv_reach = work.reach
+        seconds = value(work.corrected, (min(running, reach), min(kv_tokens, kv_reach), 1.0))
         return Price(seconds, work.sure, running > work.hi or kv_tokens > work.kv_hi)
 
     def report(self) -> dict[str, WorkReport]:
@@ -171,7 +209,6 @@ def value(coefficients: Triple, terms: Triple) -> float:
 
 
 def _by_length(work: Work, tokens: float) -> Price:
-    a, b, c = work.corrected
-    hi = work.hi
-    seconds = beyond((a * tokens + b) * tokens + c, (a * hi + b) * hi + c, hi, tokens)
-    return Price(seconds, work.sure, not work.lo <= tokens <= hi)
+    inside = value(work.corrected, (tokens * tokens, tokens, 1.0))
+    seconds = work.past(tokens) if tokens > work.hi > 0 else inside
+    return Price(seconds, work.sure, not work.lo <= tokens <= work.hi)

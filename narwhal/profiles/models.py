@@ -2,9 +2,9 @@
 
 Columns hold the corrected coefficients, so a price is a few multiplications on arrays of doubles:
 
-    prefill   (a * L + b) * L + c, and where L > hi at least edge * L
+    prefill   (a * L + b) * L + c; where L > hi edge * (L + shift), or the former if shift is 0 and it is more
     handoff   b * L + c, likewise
-    interval  c + p * n + q * kv
+    interval  c + p * n + q * kv, with n at most n_reach and kv at most kv_reach
 
 They change when something is learned. An engine is its index, as in the fleet's table. Everything learned of
 prefill and of the token interval also goes to the watch over drift, whose verdict is the `surcharge` column.
@@ -27,10 +27,12 @@ class FleetModels:
 
     __slots__ = (
         "drift", "engines",
-        "handoff_b", "handoff_c", "handoff_edge", "handoff_hi", "handoff_spread", "handoff_sure",
-        "interval_c", "interval_p", "interval_q", "interval_spread", "interval_sure",
+        "handoff_b", "handoff_c", "handoff_edge", "handoff_hi", "handoff_shift", "handoff_spread",
+        "handoff_sure",
+        "interval_c", "interval_kv_reach", "interval_n_reach", "interval_p", "interval_q", "interval_spread",
+        "interval_sure",
         "prefill_a", "prefill_b", "prefill_c", "prefill_edge", "prefill_hi", "prefill_lo",
-        "prefill_spread", "prefill_sure",
+        "prefill_shift", "prefill_spread", "prefill_sure",
         "surcharge",
     )  # fmt: skip
 
@@ -42,6 +44,8 @@ class FleetModels:
         self.interval_c, self.interval_p, self.interval_q = array("d"), array("d"), array("d")
         self.handoff_b, self.handoff_c = array("d"), array("d")
         self.handoff_hi, self.handoff_edge = array("d"), array("d")
+        self.prefill_shift, self.handoff_shift = array("d"), array("d")
+        self.interval_n_reach, self.interval_kv_reach = array("d"), array("d")
         # Relative spread (root mean square) of single pieces of work about the corrected curve.
         self.prefill_spread, self.interval_spread = array("d"), array("d")
         self.handoff_spread = array("d")
@@ -149,13 +153,14 @@ class FleetModels:
         a, b, c = work.corrected
         self.prefill_a[engine], self.prefill_b[engine], self.prefill_c[engine] = a, b, c
         self.prefill_lo[engine], self.prefill_hi[engine] = work.lo, work.hi
-        self.prefill_edge[engine] = a * work.hi + b + c / work.hi if work.hi else 0.0
+        self.prefill_edge[engine], self.prefill_shift[engine] = work.edge, work.shift
         self.prefill_spread[engine] = work.correction.spread
         self.prefill_sure[engine] = work.sure
 
     def _refresh_interval(self, engine: int) -> None:
         work = self.engines[engine].interval
         self.interval_p[engine], self.interval_q[engine], self.interval_c[engine] = work.corrected
+        self.interval_n_reach[engine], self.interval_kv_reach[engine] = work.reach
         self.interval_spread[engine] = work.correction.spread
         self.interval_sure[engine] = work.sure
 
@@ -164,6 +169,6 @@ class FleetModels:
         _, b, c = work.corrected
         self.handoff_b[engine], self.handoff_c[engine] = b, c
         self.handoff_hi[engine] = work.hi
-        self.handoff_edge[engine] = b + c / work.hi if work.hi else 0.0
+        self.handoff_edge[engine], self.handoff_shift[engine] = work.edge, work.shift
         self.handoff_spread[engine] = work.correction.spread
         self.handoff_sure[engine] = work.sure

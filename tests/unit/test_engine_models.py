@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from narwhal.profiles.curves import DecodeCurve, HandoffCurve, PrefillCurve
 from narwhal.profiles.drift import WINDOW_S, State
-from narwhal.profiles.model import EngineModel
+from narwhal.profiles.model import PASS_TOKENS, EngineModel
 from narwhal.profiles.models import DECODE, PREFILL, FleetModels
 
 TRUE_PREFILL = PrefillCurve(1.5e-9, 2.5e-5, 0.008, 32, 8192)
@@ -106,6 +106,26 @@ def test_a_restarted_engine_is_unknown_but_for_its_profile(model: type[EngineMod
 
 
 @settings(deadline=None, max_examples=30)
+@given(st.integers(1, 2000), st.floats(0.001, 2.0), st.floats(0, 0.2), st.randoms(use_true_random=False))
+def test_a_curve_learned_from_one_length_says_nothing_wild_of_others(
+    length: int, pace_s: float, noise: float, random: Random
+) -> None:
+    model = EngineModel()
+    models = FleetModels([model])
+    for _ in range(60):
+        seen = pace_s * (1 + noise * random.uniform(-1, 1))
+        models.learn_prefill(0, length, seen)
+        models.learn_handoff(0, length, seen)
+        models.learn_interval(0, 8, 8 * length, seen)
+    grown = (64_000 + PASS_TOKENS) / (length + PASS_TOKENS)
+    at_length = model.prefill_s(length).seconds
+    assert at_length == pytest.approx(pace_s, rel=0.25)
+    assert model.prefill_s(64_000).seconds == pytest.approx(at_length * grown)
+    assert model.handoff_s(64_000).seconds <= 1.25 * pace_s * grown
+    assert model.interval_s(9, 64_000).seconds <= 2.5 * pace_s
+
+
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 60), st.floats(0.3, 3), st.integers(1, 100_000), st.integers(1, 300), st.booleans())
 def test_columns_price_as_the_models_do(
     count: int, factor: float, tokens: int, running: int, measured: bool
@@ -115,10 +135,13 @@ def test_columns_price_as_the_models_do(
     prefill = (models.prefill_a[1] * tokens + models.prefill_b[1]) * tokens + models.prefill_c[1]
     handoff = models.handoff_b[1] * tokens + models.handoff_c[1]
     if tokens > models.prefill_hi[1]:
-        prefill = max(prefill, models.prefill_edge[1] * tokens)
+        past = models.prefill_edge[1] * (tokens + models.prefill_shift[1])
+        prefill = past if models.prefill_shift[1] else max(prefill, past)
     if tokens > models.handoff_hi[1]:
-        handoff = max(handoff, models.handoff_edge[1] * tokens)
-    interval = models.interval_c[1] + models.interval_p[1] * running + models.interval_q[1] * tokens
+        past = models.handoff_edge[1] * (tokens + models.handoff_shift[1])
+        handoff = past if models.handoff_shift[1] else max(handoff, past)
+    n, kv = min(running, models.interval_n_reach[1]), min(tokens, models.interval_kv_reach[1])
+    interval = models.interval_c[1] + models.interval_p[1] * n + models.interval_q[1] * kv
     assert prefill == pytest.approx(models.prefill_s(1, tokens).seconds)
     assert handoff == pytest.approx(models.handoff_s(1, tokens).seconds)
     assert interval == pytest.approx(models.interval_s(1, running, tokens).seconds)

@@ -276,3 +276,16 @@ def test_whatever_happens_nobody_waits_who_could_use_a_seat_and_nothing_is_left_
             client.grant.release_all(now)
     assert rooms.table.idle
     assert rooms.door.waiting(PREFILL) == 0
+
+
+def test_a_prompt_far_longer_than_any_seen_is_let_in_and_keeps_nobody_out_for_long() -> None:
+    """Traffic that showed one length doesn't tell which term of the curve the time goes by."""
+    rooms = Rooms([Engine("p", "prefill", 8), Engine("d", "decode", 1, 64)])
+    for _ in range(60):
+        rooms.models.learn_prefill(0, 50, 0.02)
+        rooms.models.learn_interval(1, 8, 400, 0.02)
+    huge = [come(rooms, 64_000, budget_s=1.0, tpot_s=0.05) for _ in range(4)]
+    assert not any(client.ending for client in huge)
+    assert huge[0].grant is not None
+    assert come(rooms, 50, budget_s=0.01).ending is not None  # of these lengths it is known
+    assert come(rooms, 50, budget_s=20.0).ending is None

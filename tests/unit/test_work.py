@@ -71,6 +71,15 @@ def test_a_prompt_teaches_the_time_that_the_engine_had_for_it() -> None:
     assert rooms.models.prefill_s(0, 1000).seconds == pytest.approx(2.0, rel=0.2)  # the profile said 1
 
 
+def test_even_absurd_costs_are_added_up_and_taken_out_again() -> None:
+    rooms = one_of_each()
+    legs = [rooms.work.begin_prefill(0, 1000, 0, 1e9, now=0.0) for _ in range(100)]
+    assert rooms.board.left_s(0, 0.0) == pytest.approx(1e11)
+    for leg in legs:
+        rooms.work.end_prefill(leg, now=1.0)
+    assert rooms.table.idle
+
+
 def test_a_stream_teaches_its_pace_with_the_mean_batch_it_ran_in(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms, learned = one_of_each(), []
     monkeypatch.setattr(FleetModels, "learn_interval", lambda _, *sample: learned.append(sample))
