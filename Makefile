@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
 
-.PHONY: help build demo test test-real chaos fuzz lint format bench bench-guard clean
+.PHONY: help build demo test test-real chaos fuzz lint format bench bench-guard bench-compare clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,7 +16,8 @@ help:
 	@echo "make lint       ruff, mypy --strict, cython-lint"
 	@echo "make format     let ruff format the code"
 	@echo "make bench      what it costs: benchmarks with tables"
-	@echo "make bench-guard  instructions for an event and a request, against the figures kept (needs valgrind)"
+	@echo "make bench-guard    instructions for an event and a request, against those kept (needs valgrind)"
+	@echo "make bench-compare  CPU and delay beside HAProxy, nginx and vllm-router, as far as they are installed"
 	@echo "make clean      remove the environment and everything built"
 
 $(VENV)/.ready: pyproject.toml setup.py
@@ -68,6 +69,9 @@ bench: build
 
 bench-guard: build
 	$(BIN)/python bench/guard.py
+
+bench-compare: build
+	$(BIN)/python -m bench.compare
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info narwhal/_fast/*.c narwhal/_fast/*.so

@@ -1,8 +1,10 @@
 """An engine whose every event leaves at a known moment: what a load generator's timing is measured against.
 
-`python -m bench.paced_engine INTERVAL_S` answers any completion with `max_tokens` events, one per interval.
-It notes the reading of time.monotonic() at which each was sent, and gives a request's at
-`GET /sent/X-REQUEST-ID`. Streams are spread over the interval, as those of many engines would be.
+`python -m bench.paced_engine INTERVAL_S [PORT]` answers any completion with `max_tokens` events, one per
+interval. It notes the reading of time.monotonic() at which each was sent, and gives a request's at
+`GET /sent/X-REQUEST-ID`. Streams are spread over the interval, as those of many engines would be. It stands
+in for either engine of a split request, too: a prefill leg gets its handoff at once, and events carry token
+IDs if asked for them.
 """
 
 from __future__ import annotations
@@ -19,10 +21,22 @@ import uvloop
 
 from narwhal._fast.timer import Timer
 
-_EVENT = {
-    "id": "cmpl-8f0e6f2e4c8b4d0d", "object": "text_completion", "created": 1764400000, "model": "paced",
-    "choices": [{"index": 0, "text": " word", "logprobs": None, "finish_reason": None, "stop_reason": None}],
+MODEL = "paced"
+_META = {"id": "cmpl-8f0e6f2e4c8b4d0d", "object": "text_completion", "created": 1764400000, "model": MODEL}
+_PREFILLED = _META | {
+    "choices": [{"index": 0, "text": " word", "message": {"role": "assistant", "content": " word"},
+                 "logprobs": None, "finish_reason": "length", "token_ids": [1234]}],
+    "usage": {"prompt_tokens": 64, "completion_tokens": 1, "total_tokens": 65},
+    "kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": False, "tp_size": 1,
+                           "remote_block_ids": [1, 2, 3], "remote_engine_id": "paced",
+                           "remote_request_id": "r", "remote_host": "127.0.0.1", "remote_port": 5600},
 }  # fmt: skip
+_PAGES: dict[bytes, Any] = {
+    b"/health": {},
+    b"/metrics": {},
+    b"/version": {"version": "0.0.0"},
+    b"/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 1 << 20}]},
+}
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PHASES = 64
 
@@ -32,7 +46,10 @@ def _chunk(value: Any) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-_BODY = _chunk(_EVENT)
+def _event(*, chat: bool, ids: bool) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None, "stop_reason": None}
+    choice |= {"delta": {"content": " word"}} if chat else {"text": " word"}
+    return _META | {"choices": [choice | ({"token_ids": [1234]} if ids else {})]}
 
 
 class _Connection(asyncio.Protocol):
@@ -43,6 +60,7 @@ class _Connection(asyncio.Protocol):
         self._target = b""
         self._request_id = ""
         self._body = b""
+        self._event = b""
         self.left = self.total = 0
         self.sent = array("d")
 
@@ -67,20 +85,33 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._target.startswith(b"/sent/"):
-            body = orjson.dumps(list(self._engine.sent[self._target[6:].decode()]))
-            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+            self._reply(list(self._engine.sent[self._target[6:].decode()]))
+        elif self._target in _PAGES:
+            self._reply(_PAGES[self._target])
+        else:
+            self._complete(orjson.loads(self._body))
+
+    def _complete(self, body: dict[str, Any]) -> None:
+        if (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            self._reply(_PREFILLED)
             return
-        self.left = self.total = orjson.loads(self._body)["max_tokens"]
+        chat = self._target.startswith(b"/v1/chat/")
+        self._event = _chunk(_event(chat=chat, ids=body.get("return_token_ids") is True))
+        self.left = self.total = body.get("max_tokens") or body["max_completion_tokens"]
         self.sent = self._engine.sent[self._request_id] = array("d")
         self._engine.add(self)
 
+    def _reply(self, value: Any) -> None:
+        body = orjson.dumps(value)
+        self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
     def step(self) -> None:
         """Send the next event."""
-        data = _BODY if self.sent else _HEAD + _BODY
+        data = self._event if self.sent else _HEAD + self._event
         self.left -= 1
         if self.left == 0:
             usage = {"prompt_tokens": 1, "completion_tokens": self.total, "total_tokens": 1 + self.total}
-            data += _chunk(_EVENT | {"choices": [], "usage": usage}) + _chunk(b"[DONE]") + b"0\r\n\r\n"
+            data += _chunk(_META | {"choices": [], "usage": usage}) + _chunk(b"[DONE]") + b"0\r\n\r\n"
         self.sent.append(time.monotonic())
         self._transport.write(data)
 
@@ -112,13 +143,13 @@ class _Engine:
         self._timer.set(self._due)
 
 
-async def _serve(interval_s: float) -> None:
+async def _serve(interval_s: float, port: int = 0) -> None:
     loop = asyncio.get_running_loop()
     engine = _Engine(interval_s)
-    server = await loop.create_server(lambda: _Connection(engine), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: _Connection(engine), "127.0.0.1", port, backlog=4096)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(float(sys.argv[1])))
+    uvloop.run(_serve(float(sys.argv[1]), *map(int, sys.argv[2:3])))

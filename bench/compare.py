@@ -1,0 +1,340 @@
+"""What routers cost, side by side in one run: `make bench-compare`.
+
+Two stand-in engines, one for prefill and one for decode, answer at a known pace. The routers, each on the
+first core, are measured in turn by the project's own load generator, which shares the other core with the
+engines; each case is gone through several times, and medians are shown. CPU is all that the router's
+processes used, by the kernel's count. HAProxy and nginx pass one leg straight on, to the decode engine, which
+shows what moving the bytes costs. They and `vllm-router` are taken in if they are on the PATH. Any other
+router is started by hand before the engines, whose addresses `--engines` fixes, and named with `--peer`:
+
+    python -m bench.compare --engines 8101,8100 --peer other=http://127.0.0.1:9000,PID
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from bench.paced_engine import MODEL
+from narwhal.harness.endpoint import CHAT, Access, Endpoint, read_url
+from narwhal.harness.generator import Asking
+from narwhal.harness.lengths import read_lengths
+from narwhal.harness.load import Load, Point
+from narwhal.harness.measures import percentile
+from narwhal.harness.prompts import MadeUp
+from narwhal.harness.run import Runner
+from narwhal.harness.sample import Outcome, Sample
+
+INTERVAL_S = 0.02
+_BYTES_PER_WORD = 5.1  # of a made-up prompt, the space included
+_START_S = 20.0
+_NARWHAL = """
+model: {model}
+slo: {{ttft_s: 30, tpot_s: 1}}
+serving:
+  {{retention_limit: 20000, queue_capacity: 20000, prefill_concurrency: 4096, decode_concurrency: 20000}}
+engines:
+  - {{id: p0, url: "{prefill}", role: prefill}}
+  - {{id: d0, url: "{decode}", role: decode}}
+"""
+_HAPROXY = """
+global
+  nbthread 1
+  maxconn 9000
+defaults
+  mode http
+  option http-no-delay
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+  http-reuse always
+frontend clients
+  bind 127.0.0.1:{port}
+  default_backend engines
+backend engines
+  server decode {decode}
+"""
+_NGINX = """
+worker_processes 1; pid {folder}/nginx.pid; error_log /dev/null; daemon off;
+events {{ worker_connections 9000; }}
+http {{
+  access_log off; client_max_body_size 8m; client_body_temp_path {folder}; proxy_temp_path {folder};
+  upstream decode {{ server {decode}; keepalive 2048; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://decode; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+class Case(NamedTuple):
+    """One kind of work."""
+
+    title: str
+    unit: str  # what CPU is counted for
+    clients: int
+    tokens: int
+    body_bytes: int
+
+
+class Router(NamedTuple):
+    """What is measured."""
+
+    name: str
+    url: str
+    pids: tuple[int, ...]  # empty: nobody's CPU is counted
+
+
+class Figures(NamedTuple):
+    """What one round of a case showed. Seconds."""
+
+    cpu: float
+    ttft: float
+    gap_p50: float
+    gap_p99: float
+    failed: int
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Seconds of CPU that processes have used so far, with those children of theirs that live."""
+    total = 0.0
+    for pid in pids:
+        # The clock of another process: the kernel's CPUCLOCK_SCHED of its ID, see clock_getcpuclockid(3).
+        total += time.clock_gettime((~pid << 3) | 2)
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        total += cpu_s([int(child) for child in listed])
+    return total
+
+
+class Bench:
+    """Engines and routers, for as long as the block lasts."""
+
+    def __init__(self, folder: Path, engines: tuple[int, int] | None, console: Console) -> None:
+        self._folder = folder
+        self._console = console
+        self._children: list[subprocess.Popen[str]] = []
+        self._cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {self._cores[-1]})
+        self.prefill, self.decode = (self._engine(port) for port in engines or (0, 0))
+
+    def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
+        # The children take this process's core with them.
+        os.sched_setaffinity(0, {core})
+        try:
+            child = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
+            )
+        finally:
+            os.sched_setaffinity(0, {self._cores[-1]})
+        self._children.append(child)
+        return child
+
+    def _engine(self, port: int) -> str:
+        child = self._start(
+            [sys.executable, "-m", "bench.paced_engine", str(INTERVAL_S), str(port)], self._cores[-1]
+        )
+        assert child.stdout is not None
+        url = child.stdout.readline().strip()
+        if not url:
+            raise SystemExit(f"bench.compare: no engine could be started on port {port} (--engines)")
+        return url
+
+    def narwhal(self) -> Router:
+        """The router."""
+        fleet = self._folder / "fleet.yaml"
+        fleet.write_text(_NARWHAL.format(model=MODEL, prefill=self.prefill, decode=self.decode))
+        command = [sys.executable, "-m", "narwhal", "serve", "--fleet", str(fleet), "--port", "0"]
+        child = self._start([*command, "--log-level", "warning"], self._cores[0])
+        assert child.stdout is not None
+        line = child.stdout.readline().split()
+        return Router("narwhal", next(word for word in line if word.startswith("http")), (child.pid,))
+
+    def haproxy(self) -> Router:
+        """HAProxy before the decode engine."""
+        return self._proxy("haproxy", _HAPROXY, lambda file: ["-f", file, "-db"])
+
+    def nginx(self) -> Router:
+        """nginx before the decode engine."""
+        return self._proxy("nginx", _NGINX, lambda file: ["-c", file])
+
+    def _proxy(self, name: str, configuration: str, arguments: Callable[[str], list[str]]) -> Router:
+        port, file = _free_port(), self._folder / f"{name}.conf"
+        decode = self.decode.removeprefix("http://")
+        file.write_text(configuration.format(port=port, decode=decode, folder=self._folder))
+        return self._on(name, port, [_path(name), *arguments(str(file))])
+
+    def vllm_router(self) -> Router:
+        """vLLM's router, in its mode for split requests."""
+        port = _free_port()
+        command = [_path("vllm-router"), "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--vllm-pd-disaggregation", "--prefill", self.prefill, "--decode", self.decode]
+        command += ["--policy", "round_robin", "--prometheus-port", str(_free_port()), "--log-level", "error"]
+        return self._on("vllm-router", port, command)
+
+    def _on(self, name: str, port: int, command: Sequence[str]) -> Router:
+        child = self._start(command, self._cores[0])
+        return Router(name, f"http://127.0.0.1:{port}", (child.pid,))
+
+    def end(self) -> None:
+        """Stop all."""
+        for child in self._children:
+            child.terminate()
+        for child in self._children:
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+
+
+def _path(name: str) -> str:
+    # Servers are often where only root's PATH leads.
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise LookupError(name)
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+async def _up(router: Router) -> None:
+    """Wait until it answers a request. Raises SystemExit if it doesn't."""
+    began = time.monotonic()
+    while time.monotonic() - began < _START_S:
+        if not (await _round(router, Case("", "request", 1, 1, 100), 0.0, 1)).failed:
+            return
+        await asyncio.sleep(0.2)
+    raise SystemExit(f"bench.compare: {router.name} at {router.url} answers no request")
+
+
+async def _round(router: Router, case: Case, seconds: float, requests: int | None = None) -> Figures:
+    samples: list[Sample] = []
+    endpoint = Endpoint(Access(read_url(router.url)), timeout_s=60.0)
+    try:
+        words = max(1, round(case.body_bytes / _BYTES_PER_WORD))
+        load = Load(
+            (Point(concurrency=case.clients),), MadeUp(chat=True, vocabulary=None, seed=0),
+            read_lengths(str(words)), read_lengths(str(case.tokens)), rounds=1,
+            duration_s=None if requests else seconds, requests=requests, warmup_s=0.0,
+        )  # fmt: skip
+        asking = Asking(CHAT, MODEL, run_id="c")
+        before = cpu_s(router.pids)
+        await Runner(endpoint, load, asking, on_sample=samples.append).carry_out()
+        used = cpu_s(router.pids) - before
+    finally:
+        await endpoint.close()
+    served = [sample for sample in samples if sample.outcome is Outcome.SERVED]
+    gaps = sorted(gap for sample in served for gap in sample.gaps)
+    ttfts = sorted(sample.ttft_s for sample in served if sample.ttft_s is not None)
+    items = len(served) + len(gaps) if case.unit == "event" else len(served)
+    return Figures(
+        used / items if items else float("nan"),
+        percentile(ttfts, 50) if ttfts else float("nan"),
+        percentile(gaps, 50) if gaps else float("nan"),
+        percentile(gaps, 99) if gaps else float("nan"),
+        len(samples) - len(served),
+    )
+
+
+async def _measure(routers: Sequence[Router], args: argparse.Namespace, console: Console) -> None:
+    for router in routers:
+        await _up(router)
+    cases = [
+        Case(f"{args.streams} streams, {INTERVAL_S * 1000:g} ms apart", "event", args.streams, 100, 200),
+        Case("64 at once, 1 token", "request", 64, 1, 200),
+        Case("16 at once, 1 token, 256 KiB body", "request", 16, 1, 1 << 18),
+        Case("16 at once, 1 token, 1 MiB body", "request", 16, 1, 1 << 20),
+    ]
+    for case in cases:
+        seen: dict[str, list[Figures]] = {router.name: [] for router in routers}
+        for number in range(args.rounds):
+            for router in routers:
+                console.print(f"{case.title}: round {number + 1} of {args.rounds}, {router.name}", end="\r")
+                seen[router.name].append(await _round(router, case, args.seconds))
+        console.print(_table(case, seen), "")
+
+
+def _table(case: Case, seen: dict[str, list[Figures]]) -> Table:
+    events = case.unit == "event"
+    table = Table(box=SIMPLE_HEAD, show_edge=False, title=case.title, title_justify="left")
+    table.add_column("")
+    headings = [f"CPU µs per {case.unit}", "narwhal to it", "TTFT p50, ms"]
+    if events:
+        headings += ["gap p50, ms", "p99"]
+    for heading in [*headings, "failed"]:
+        table.add_column(heading, justify="right")
+    cpu = {name: statistics.median(one.cpu for one in rounds) for name, rounds in seen.items()}
+    for name, rounds in seen.items():
+        cells = [f"{cpu[name] * 1e6:.1f}", f"{cpu['narwhal'] / cpu[name]:.2f} ×"] if cpu[name] else ["", ""]
+        cells.append(f"{statistics.median(one.ttft for one in rounds) * 1000:.2f}")
+        if events:
+            cells.append(f"{statistics.median(one.gap_p50 for one in rounds) * 1000:.2f}")
+            cells.append(f"{statistics.median(one.gap_p99 for one in rounds) * 1000:.2f}")
+        table.add_row(name, *cells, str(sum(one.failed for one in rounds) or ""))
+    return table
+
+
+def _peer(text: str) -> Router:
+    name, equals, rest = text.partition("=")
+    url, *pids = rest.split(",")
+    if not name or not equals or not url or not all(pid.isdigit() for pid in pids):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=URL[,PID...]")
+    return Router(name, url, tuple(map(int, pids)))
+
+
+def _ports(text: str) -> tuple[int, int]:
+    prefill, _, decode = text.partition(",")
+    if not (prefill.isdigit() and decode.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not PREFILL_PORT,DECODE_PORT")
+    return int(prefill), int(decode)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="of each case and router (default: 3)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a round (default: 6)")
+    parser.add_argument("--streams", type=int, default=500, help="open at once (default: 500)")
+    parser.add_argument("--engines", type=_ports, metavar="P,D", help="ports of the stand-in engines")
+    parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=URL[,PID...]")
+    args = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), args.engines, console)
+        try:
+            routers = [Router("no router", bench.decode, ()), bench.narwhal()]
+            for start in (bench.haproxy, bench.nginx, bench.vllm_router):
+                try:
+                    routers.append(start())
+                except LookupError as missing:
+                    console.print(f"Not on the PATH, so left out: {missing}")
+            uvloop.run(_measure([*routers, *args.peer], args, console))
+        finally:
+            bench.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
