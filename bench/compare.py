@@ -128,13 +128,16 @@ def cpu_s(pids: Sequence[int]) -> float:
 class Bench:
     """Engines and routers, for as long as the block lasts."""
 
-    def __init__(self, folder: Path, engines: tuple[int, int] | None, console: Console) -> None:
+    def __init__(
+        self, folder: Path, engines: tuple[int, int] = (0, 0), interval_s: float = INTERVAL_S
+    ) -> None:
+        """`engines` are the ports of the two, 0 for any; `interval_s` is their pace."""
         self._folder = folder
-        self._console = console
+        self._interval_s = interval_s
         self._children: list[subprocess.Popen[str]] = []
         self._cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {self._cores[-1]})
-        self.prefill, self.decode = (self._engine(port) for port in engines or (0, 0))
+        self.prefill, self.decode = (self._engine(port) for port in engines)
 
     def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
         # The children take this process's core with them.
@@ -150,7 +153,7 @@ class Bench:
 
     def _engine(self, port: int) -> str:
         child = self._start(
-            [sys.executable, "-m", "bench.paced_engine", str(INTERVAL_S), str(port)], self._cores[-1]
+            [sys.executable, "-m", "bench.paced_engine", str(self._interval_s), str(port)], self._cores[-1]
         )
         assert child.stdout is not None
         url = child.stdout.readline().strip()
@@ -317,12 +320,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of each case and router (default: 3)")
     parser.add_argument("--seconds", type=float, default=6.0, help="of a round (default: 6)")
     parser.add_argument("--streams", type=int, default=500, help="open at once (default: 500)")
-    parser.add_argument("--engines", type=_ports, metavar="P,D", help="ports of the stand-in engines")
+    parser.add_argument(
+        "--engines", type=_ports, default=(0, 0), metavar="P,D", help="ports of the stand-in engines"
+    )
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=URL[,PID...]")
     args = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), args.engines, console)
+        bench = Bench(Path(folder), args.engines)
         try:
             routers = [Router("no router", bench.decode, ()), bench.narwhal()]
             for start in (bench.haproxy, bench.nginx, bench.vllm_router):

@@ -4,7 +4,7 @@
 interval. It notes the reading of time.monotonic() at which each was sent, and gives a request's at
 `GET /sent/X-REQUEST-ID`. Streams are spread over the interval, as those of many engines would be. It stands
 in for either engine of a split request, too: a prefill leg gets its handoff at once, and events carry token
-IDs if asked for them.
+IDs if asked for them. With an interval of 0 all events of an answer leave at once.
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ class _Connection(asyncio.Protocol):
         self._event = _chunk(_event(chat=chat, ids=body.get("return_token_ids") is True))
         self.left = self.total = body.get("max_tokens") or body["max_completion_tokens"]
         self.sent = self._engine.sent[self._request_id] = array("d")
-        self._engine.add(self)
+        if self._engine.paced:
+            self._engine.add(self)
+        while self.left and not self._engine.paced:
+            self.step()
 
     def _reply(self, value: Any) -> None:
         body = orjson.dumps(value)
@@ -118,6 +121,7 @@ class _Connection(asyncio.Protocol):
 
 class _Engine:
     def __init__(self, interval_s: float) -> None:
+        self.paced = interval_s > 0
         self._tick_s = interval_s / _PHASES
         self._streams: list[list[_Connection]] = [[] for _ in range(_PHASES)]
         self._next = 0
@@ -125,7 +129,8 @@ class _Engine:
         self._due = time.monotonic()
         self.sent: dict[str, array[float]] = {}
         self._timer = Timer(asyncio.get_running_loop(), self._tick)
-        self._timer.set(self._due)
+        if self.paced:
+            self._timer.set(self._due)
 
     def add(self, stream: _Connection) -> None:
         # Evenly, so that no tick has a crowd to send to.
