@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterator
 
 import pytest
 
 from tools.vllm_cpu.fleet import Engine, Fleet
+
+
+def pytest_configure() -> None:
+    """Take a request to end, such as that of timeout(1), for a Ctrl-C, which takes the engines down."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
