@@ -29,27 +29,56 @@ cdef class Board:
     cdef Py_ssize_t count           # engines that the columns below are of
     cdef object serving             # the table's, as the orders below have it
     # Engines by what they serve, in order of ID.
-    cdef long long *prefill_order, *decode_order
+    cdef long long* prefill_order
+    cdef long long* decode_order
     cdef Py_ssize_t prefill_count, decode_count
     cdef double* prices             # one for each of `prefill_order`, or of `decode_order`
     cdef Py_ssize_t priced
     # The table's columns.
-    cdef long long *available, *role, *depth_us
-    cdef long long *prefill_seats, *prefill_limit, *decode_seats, *decode_limit
-    cdef long long *head_us, *head_due_us, *queued_us, *squares_us2
-    cdef long long *kv_tokens, *kv_reserved, *kv_capacity, *coming_kv
+    cdef long long* available
+    cdef long long* role
+    cdef long long* depth_us
+    cdef long long* prefill_seats
+    cdef long long* prefill_limit
+    cdef long long* decode_seats
+    cdef long long* decode_limit
+    cdef long long* head_us
+    cdef long long* head_due_us
+    cdef long long* queued_us
+    cdef long long* squares_us2
+    cdef long long* kv_tokens
+    cdef long long* kv_reserved
+    cdef long long* kv_capacity
+    cdef long long* coming_kv
     # The models'.
-    cdef double *prefill_a, *prefill_b, *prefill_c, *prefill_hi, *prefill_edge, *prefill_spread
-    cdef double *prefill_shift, *handoff_shift, *n_reach, *kv_reach
-    cdef double *interval_c, *interval_p, *interval_q
-    cdef double *handoff_b, *handoff_c, *handoff_hi, *handoff_edge
-    cdef double *prefill_surcharge, *decode_surcharge
-    cdef long long *prefill_sure, *interval_sure, *handoff_sure
+    cdef double* prefill_a
+    cdef double* prefill_b
+    cdef double* prefill_c
+    cdef double* prefill_hi
+    cdef double* prefill_edge
+    cdef double* prefill_spread
+    cdef double* prefill_shift
+    cdef double* handoff_shift
+    cdef double* n_reach
+    cdef double* kv_reach
+    cdef double* interval_c
+    cdef double* interval_p
+    cdef double* interval_q
+    cdef double* handoff_b
+    cdef double* handoff_c
+    cdef double* handoff_hi
+    cdef double* handoff_edge
+    cdef double* prefill_surcharge
+    cdef double* decode_surcharge
+    cdef long long* prefill_sure
+    cdef long long* interval_sure
+    cdef long long* handoff_sure
     # Means over the engines that are known, for those that are not.
     cdef double mean_a, mean_b, mean_c, mean_hi, mean_edge, mean_shift  # prefill
     cdef double mean_p, mean_q, mean_i  # interval
     # The forecast's: engines as a heap by when they are free.
-    cdef double *free_s, *variance
+    cdef double* free_s
+    cdef double* variance
     cdef long long* heap
     cdef Py_ssize_t heaped
 
