@@ -76,11 +76,17 @@ cdef class Board:
     # Means over the engines that are known, for those that are not.
     cdef double mean_a, mean_b, mean_c, mean_hi, mean_edge, mean_shift  # prefill
     cdef double mean_p, mean_q, mean_i  # interval
-    # The forecast's: engines as a heap by when they are free.
-    cdef double* free_s
+    # The forecast's: engines as a heap by when they are free, with the line worked off.
+    cdef double* free_s             # negative: the engine is not in it
     cdef double* variance
     cdef long long* heap
+    cdef long long* position        # of each engine in it
     cdef Py_ssize_t heaped
+    cdef double played_at           # when the line was played forward, or time passed in it
+    cdef double due_at              # when it is to be played again
+    cdef readonly Py_ssize_t effort  # requests tried on engines, when it was played last
+    cdef Py_ssize_t lost            # in line, of whom nobody has asked
+    cdef long long* roomy           # engines with room, while somebody is looked for
 
     cdef int refresh(self) except -1
     cdef int bind(self) except -1
@@ -93,6 +99,10 @@ cdef class Board:
     cdef bint has_room(self, Py_ssize_t engine) noexcept
     cdef double spread(self, Py_ssize_t engine, Waiter waiter, double variance, double cost) noexcept
     cdef double tail(self, Py_ssize_t engine, Waiter waiter) noexcept
+    cdef int play(self, list line, double now) except -1
+    cdef void pass_time(self, double now) noexcept
+    cdef void heapify(self) noexcept
+    cdef Py_ssize_t soonest(self, Waiter waiter, double now) noexcept
     cdef void sift(self, Py_ssize_t at) noexcept
     cdef void settle(self, Waiter waiter, double now) noexcept
     cdef bint try_on(self, Waiter waiter, Py_ssize_t engine, double now) noexcept

@@ -19,14 +19,22 @@ from libc.stdlib cimport free, malloc
 from narwhal._fast.price cimport Board, Waiter
 
 cdef enum:
-    BOTH = 2     # RoleCode of the table
-    PREFILL = 0
+    PREFILL = 0  # RoleCode of the table, and Phase
+    DECODE = 1
+    BOTH = 2
 
 cdef double MICRO = 1e-6
 # A learned curve says what a prompt takes that is up to so many times the longest seen.
 cdef double REACH = 2.0
 # Of its budget, no request sets aside more than this share for chance.
 cdef double MOST_SPREAD = 0.04
+# How often the line may be played forward. The unit is to try one request on one engine: about 20 ns. A line
+# that costs no more than FREE is played each time. A longer one is left as it was found for ten times as long
+# as the rest of it took. After MOST, nobody further back is tried on each engine.
+cdef enum:
+    FREE = 2_000
+    MOST = 50_000
+cdef double REST_S = 0.2e-6
 
 
 # A column's memory. No buffer is taken, since a column that lends its buffer can't grow; so it is bound anew
@@ -63,13 +71,17 @@ cdef class Board:
         self.table, self.models = table, models
         self.wait_factor = 1.0
         self.met = True
+        self.due_at = -INFINITY
         self.refresh()
 
     def __dealloc__(self):
         free(self.prices)
 
     def __reduce__(self):
-        return Board, (self.table, self.models)
+        return Board, (self.table, self.models), (self.wait_factor, self.line_s)
+
+    def __setstate__(self, state):
+        self.wait_factor, self.line_s = state
 
     # ---- picking
 
@@ -128,7 +140,7 @@ cdef class Board:
                 price *= 1 + self.decode_surcharge[engine]
             else:
                 price = self.share(engine)
-            if self.decode_seats[engine] >= self.decode_limit[engine]:
+            if not self.has_room(engine):
                 self.prices[i] = -price
                 continue
             self.prices[i] = price
@@ -192,11 +204,6 @@ cdef class Board:
                 return False
             unseen = True
         return unseen
-
-    def would_miss(self, Waiter waiter not None, Py_ssize_t engine, double now):
-        """Whether the request, sent to this engine now, would miss its target as far as is known."""
-        self.refresh()
-        return self.survey_prefill() and self.misses(waiter, engine, now)
 
     def idle_since(self, Waiter waiter not None, array shown not None, double moment):
         """An engine that could prefill the request, is idle, and by the column `shown` has shown nothing
@@ -342,61 +349,156 @@ cdef class Board:
 
     def forecast(self, list line not None, Waiter newcomer, double now):
         """Play the line forward, and note on each request when it gets its turn, and where. A newcomer stands
-        last. `line` has tuples whose third member is the waiter, in order. Returns how many are lost.
+        last. `line` has tuples whose third member is the waiter, in order. Returns how many are lost that
+        `take_lost` has not told of.
+
+        A long line is not played each time. In between it is taken to go on as it was found, and who has
+        joined it since to stand last.
         """
-        cdef Py_ssize_t i, engine, lost = 0
-        cdef Waiter waiter
+        cdef Py_ssize_t effort
         self.refresh()
         if not self.survey_prefill():
             return 0
+        if now >= self.due_at or now < self.played_at:
+            self.play(line, now)
+        else:
+            self.pass_time(now)
+        self.line_s = self.wait_factor * self.free_s[self.heap[0]] if self.heaped else 0.0
+        if newcomer is None:
+            return self.lost
+        effort, self.effort = self.effort, 0  # whatever the line took, a newcomer is tried on all engines
+        self.settle(newcomer, now)
+        self.effort = effort
+        return self.lost + newcomer.lost
+
+    def take_lost(self, list line not None):
+        """Those in line whom the forecast found lost: each is told of once."""
+        if not self.lost:
+            return []
+        self.lost = 0
+        return [entry[2] for entry in line if (<Waiter>(<tuple>entry)[2]).lost]
+
+    def next_to_seat(self, list line not None, Py_ssize_t start, int phase, Py_ssize_t only, double now):
+        """The first in a phase's line, from a position on, for whom some engine with room would do; if `only`
+        is not -1, that engine. The position; -1: there is none, or it would take too long to find."""
+        cdef Py_ssize_t i, at, engine, count, roomy = 0, tried = 0
+        cdef long long* order
+        cdef Waiter waiter
+        cdef bint judged
+        self.refresh()
+        judged = phase == PREFILL and self.survey_prefill()
+        order = self.prefill_order if phase == PREFILL else self.decode_order
+        count = self.prefill_count if phase == PREFILL else self.decode_count
+        for i in range(count):
+            engine = order[i]
+            if (only < 0 or only == engine) and self.available[engine] and self.has_room(engine):
+                self.roomy[roomy] = engine
+                roomy += 1
+        if not roomy:
+            return -1
+        for at in range(start, len(line)):
+            waiter = <Waiter>(<tuple>line[at])[2]
+            for i in range(roomy):
+                engine = self.roomy[i]
+                if waiter.avoid and engine in waiter.avoid:
+                    continue
+                if not (judged and waiter.refusable and self.misses(waiter, engine, now)):
+                    return at
+            tried += roomy
+            if tried > MOST:
+                break
+        return -1
+
+    cdef int play(self, list line, double now) except -1:
+        cdef Py_ssize_t i, engine
+        cdef Waiter waiter
+        self.effort = self.lost = 0
+        for i in range(self.prefill_count):
+            engine = self.prefill_order[i]
+            self.free_s[engine] = -1
+            if self.available[engine]:
+                self.free_s[engine] = self.left(engine, now)
+                self.variance[engine] = self.resident_variance(engine)
+        self.heapify()
+        for entry in line:
+            waiter = <Waiter>(<tuple>entry)[2]
+            self.settle(waiter, now)
+            self.lost += waiter.lost
+        self.played_at = now
+        self.due_at = now + REST_S * (self.effort - FREE) if self.effort > FREE else -INFINITY
+        return 0
+
+    cdef void pass_time(self, double now) noexcept:
+        # The engines have worked on; some may have left the fleet, or come.
+        cdef Py_ssize_t i, engine
+        cdef double passed = now - self.played_at
+        for i in range(self.prefill_count):
+            engine = self.prefill_order[i]
+            if not self.available[engine]:
+                self.free_s[engine] = -1
+            elif self.free_s[engine] < 0:
+                self.free_s[engine] = self.left(engine, now)
+                self.variance[engine] = self.resident_variance(engine)
+            else:
+                self.free_s[engine] = fmax(0.0, self.free_s[engine] - passed)
+        self.played_at = now
+        self.heapify()
+
+    cdef void heapify(self) noexcept:
+        cdef Py_ssize_t i, engine
         self.heaped = 0
         for i in range(self.prefill_count):
             engine = self.prefill_order[i]
             if self.available[engine]:
-                self.free_s[engine] = self.left(engine, now)
-                self.variance[engine] = self.resident_variance(engine)
                 self.heap[self.heaped] = engine
                 self.heaped += 1
         for i in range(self.heaped // 2 - 1, -1, -1):
             self.sift(i)
-        for entry in line:
-            waiter = <Waiter>(<tuple>entry)[2]
-            self.settle(waiter, now)
-            lost += waiter.lost
-        self.line_s = self.wait_factor * self.free_s[self.heap[0]] if self.heaped else 0.0
-        if newcomer is not None:
-            self.settle(newcomer, now)
-            lost += newcomer.lost
-        return lost
+        for i in range(self.heaped):
+            self.position[self.heap[i]] = i
 
     cdef void settle(self, Waiter waiter, double now) noexcept:
-        cdef Py_ssize_t i, at = -1, engine
-        cdef double soonest = INFINITY
+        cdef Py_ssize_t at = -1, engine, before = waiter.engine
         waiter.lost = False
         waiter.engine = -1
         if self.heaped == 0:
             return
         if not waiter.avoid and self.try_on(waiter, self.heap[0], now):
             at = 0
-        else:
-            for i in range(self.heaped):
-                engine = self.heap[i]
-                if waiter.avoid and engine in waiter.avoid:
-                    continue
-                if self.free_s[engine] < soonest and self.try_on(waiter, engine, now):
-                    at, soonest = i, self.free_s[engine]
+        elif self.effort < MOST:
+            at = self.soonest(waiter, now)
             if at < 0:
                 waiter.lost = waiter.refusable
                 self.try_elsewhere(waiter, now)
                 return
+            self.try_on(waiter, self.heap[at], now)
+        else:
+            # So far back, it goes where it was to go before, or at least stands for its work.
+            if before >= 0 and self.available[before] and not (waiter.avoid and before in waiter.avoid):
+                at = self.position[before]
+            else:
+                at = 0
             self.try_on(waiter, self.heap[at], now)
         engine = self.heap[at]
         self.free_s[engine] += waiter.prefill_s
         self.variance[engine] += (self.prefill_spread[engine] * waiter.prefill_s) ** 2
         self.sift(at)
 
+    cdef Py_ssize_t soonest(self, Waiter waiter, double now) noexcept:
+        # Where in the heap stands the engine that is free first, of those that would do; -1: none would.
+        cdef Py_ssize_t i, at = -1, engine
+        cdef double least = INFINITY
+        for i in range(self.heaped):
+            engine = self.heap[i]
+            if waiter.avoid and engine in waiter.avoid:
+                continue
+            if self.free_s[engine] < least and self.try_on(waiter, engine, now):
+                at, least = i, self.free_s[engine]
+        return at
+
     cdef bint try_on(self, Waiter waiter, Py_ssize_t engine, double now) noexcept:
         # Note what the waiter would get on this engine; whether it would do.
+        self.effort += 1
         waiter.engine = engine
         waiter.wait_s = self.wait_factor * self.free_s[engine]
         waiter.prefill_s = self.prefill_cost(engine, waiter.tokens)
@@ -410,6 +512,7 @@ cdef class Board:
         # No engine will do: note the one that comes closest.
         cdef Py_ssize_t i, engine, closest = -1
         cdef double ends, soonest = INFINITY
+        self.effort += self.heaped
         for i in range(self.heaped):
             engine = self.heap[i]
             ends = self.free_s[engine] + self.prefill_cost(engine, waiter.tokens) + self.tail(engine, waiter)
@@ -429,8 +532,10 @@ cdef class Board:
             if self.free_s[engine] <= self.free_s[self.heap[child]]:
                 break
             self.heap[at] = self.heap[child]
+            self.position[self.heap[at]] = at
             at = child
         self.heap[at] = engine
+        self.position[engine] = at
 
     # ---- arithmetic
 
@@ -451,6 +556,7 @@ cdef class Board:
             self.decode_order[self.decode_count] = engine
             self.decode_count += 1
         self.serving = serving
+        self.due_at = -INFINITY
         return 0
 
     cdef int bind(self) except -1:
@@ -461,13 +567,15 @@ cdef class Board:
             raise RuntimeError(f"there are {len(models)} models for {count} engines")
         free(self.prices)
         self.prices = NULL
-        self.prices = <double*>malloc(max(1, count) * 6 * sizeof(double))
+        self.prices = <double*>malloc(max(1, count) * 8 * sizeof(double))
         if self.prices == NULL:
             raise MemoryError
         self.free_s = self.prices + count
         self.variance = self.free_s + count
         self.heap = <long long*>(self.variance + count)
-        self.prefill_order = self.heap + count
+        self.position = self.heap + count
+        self.roomy = self.position + count
+        self.prefill_order = self.roomy + count
         self.decode_order = self.prefill_order + count
         self.available, self.role = integers(table.available), integers(table.role)
         self.depth_us = integers(table.depth_us)
@@ -571,6 +679,9 @@ cdef class Board:
         return prefill if self.role[engine] == PREFILL else decode
 
     cdef bint has_room(self, Py_ssize_t engine) noexcept:
+        # As the table has it, but for availability.
+        if self.role[engine] == DECODE:
+            return self.decode_seats[engine] < self.decode_limit[engine]
         return (
             self.prefill_seats[engine] < self.prefill_limit[engine]
             and (self.role[engine] != BOTH or self.decode_seats[engine] < self.decode_limit[engine])

@@ -14,7 +14,6 @@ from the outermost call; a request that leaves between the two gives its seats b
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 
 from narwhal.admission.grant import Grant
 from narwhal.admission.line import Line, SeatRequest, Stage
@@ -130,9 +129,7 @@ class Door:
             if not len(line):
                 continue
             self._end_hopeless(phase, line)
-            for request in line.in_order():
-                if not self._seat(line, request, now) and not request.avoid and not request.refusable:
-                    break  # every engine is full, for those behind as well
+            self._seat_those_who_can(phase, line, now)
         self._turn_away(now)
         self._tell()
 
@@ -153,15 +150,17 @@ class Door:
         phase = self._table.asked_for(engine)
         line = self._lines[phase]
         if len(line):
-            would_do = partial(self._would_do, engine, now)
-            while self._table.has_room(engine) and (request := line.first_for(engine, would_do)):
-                self._seat(line, request, now)
+            self._seat_those_who_can(phase, line, now, engine)
             if phase is Phase.PREFILL:
                 self._turn_away(now)
         self._tell()
 
-    def _would_do(self, engine: int, now: float, request: SeatRequest) -> bool:
-        return request.phase is Phase.DECODE or self._placement.would_do(request, engine, now)
+    def _seat_those_who_can(self, phase: Phase, line: Line, now: float, only: int = -1) -> None:
+        """Seat whoever waits and has a use for the room there is, or for that on the engine `only`."""
+        board, at = self._placement.board, 0
+        while (at := board.next_to_seat(line.entries, at, phase, only, now)) >= 0:
+            if not self._seat(line, line.entries[at][2], now):
+                at += 1
 
     def _seat(self, line: Line, request: SeatRequest, now: float) -> bool:
         """Seat one who waits, if there is room."""

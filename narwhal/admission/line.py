@@ -1,17 +1,16 @@
 """The line of requests that wait for a seat of one phase, first come first served.
 
 It is kept sorted by arrival, since a request that is tried again comes back to the place its arrival gives
-it. Requests that avoid some engines stand in a list of their own: only those may be passed over for a given
-engine, so only those are ever looked through. A sorted list is shifted by one `memmove`, which at the lengths
-a queue has is cheaper than a tree.
+it. A sorted list is shifted by one `memmove`, which at the lengths a queue has is cheaper than a tree.
+Requests that avoid some engines stand in a second list as well: only for those there may be no engine left
+while there is one for others.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 
 from narwhal._fast.price import Waiter
@@ -87,48 +86,39 @@ Entry = tuple[float, int, SeatRequest]
 class Line:
     """Who waits for one phase."""
 
-    __slots__ = ("_picky", "_plain", "kv", "refusable")
+    __slots__ = ("_picky", "entries", "kv", "refusable")
 
     def __init__(self) -> None:
-        self._plain: list[Entry] = []
+        # All in order, each the third member of its tuple; not to be changed from outside.
+        self.entries: list[Entry] = []
         self._picky: list[Entry] = []
         self.kv = 0.0  # tokens that all of them will hold in the end
         self.refusable = 0  # how many of them are
 
     def __len__(self) -> int:
-        return len(self._plain) + len(self._picky)
+        return len(self.entries)
 
     def add(self, request: SeatRequest) -> None:
         """Let it stand where its arrival and its order put it."""
-        insort(self._side(request), (request.arrived, request.order, request))
+        entry = (request.arrived, request.order, request)
+        insort(self.entries, entry)
+        if request.avoid:
+            insort(self._picky, entry)
         self.kv += request.kv
         self.refusable += request.refusable
 
     def remove(self, request: SeatRequest) -> None:
         """Take it out, wherever it stands."""
-        side = self._side(request)
-        del side[bisect_left(side, (request.arrived, request.order, request))]
+        entry = (request.arrived, request.order, request)
+        for side in (self.entries, self._picky) if request.avoid else (self.entries,):
+            del side[bisect_left(side, entry)]
         self.kv -= request.kv
         self.refusable -= request.refusable
 
-    def first_for(self, engine: int, would_do: Callable[[SeatRequest], bool]) -> SeatRequest | None:
-        """The earliest who may run on `engine`, and for whom it would do."""
-        for entry in heapq.merge(self._plain, self._picky) if self._picky else self._plain:
-            if engine not in entry[2].avoid and would_do(entry[2]):
-                return entry[2]
-        return None
-
-    def entries(self) -> list[Entry]:
-        """All in order, each the third member of its tuple; not to be changed."""
-        return list(heapq.merge(self._plain, self._picky)) if self._picky else self._plain
-
     def in_order(self) -> list[SeatRequest]:
         """All, the earliest first."""
-        return [entry[2] for entry in self.entries()]
+        return [entry[2] for entry in self.entries]
 
-    def picky(self) -> Iterable[SeatRequest]:
+    def picky(self) -> list[SeatRequest]:
         """Those who avoid some engine, the earliest first."""
         return [entry[2] for entry in self._picky]
-
-    def _side(self, request: SeatRequest) -> list[Entry]:
-        return self._picky if request.avoid else self._plain

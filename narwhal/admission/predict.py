@@ -70,7 +70,7 @@ class Predictor:
         if engine is None:
             # One who would have to wait sets aside more than it will later.
             caution, request.caution = request.caution, request.caution * _ON_ARRIVAL
-            board.forecast(line.entries(), request, now)
+            board.forecast(line.entries, request, now)
             request.caution = caution
             if request.lost and known:
                 engine = self._unproven(request, now)
@@ -103,9 +103,10 @@ class Predictor:
 
     def lost(self, line: Line, now: float) -> list[SeatRequest]:
         """Those in line who can't meet their target any more."""
-        if not line.refusable or not self._board.forecast(line.entries(), None, now):
+        if not line.refusable:
             return []
-        return [entry[2] for entry in line.entries() if entry[2].lost]
+        self._board.forecast(line.entries, None, now)
+        return self._board.take_lost(line.entries)
 
     def refusal(self, request: SeatRequest, now: float) -> Ending:
         """Why a request that is lost is turned away."""

@@ -75,10 +75,6 @@ class Placement:
             raise NoEligibleEngine(_why_none(self._table, phase, request.avoid))
         return None
 
-    def would_do(self, request: Waiter, engine: int, now: float) -> bool:
-        """Whether a request that waits for prefill should take room that has come free on this engine."""
-        return not request.refusable or not self.board.would_miss(request, engine, now)
-
     def offer(self, phase: Phase) -> Offer:
         """What the last leg that was placed, of this phase, might have had."""
         table, board = self._table, self.board

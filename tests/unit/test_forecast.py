@@ -98,6 +98,69 @@ def test_while_nothing_is_known_nobody_is_lost() -> None:
     assert play(rooms, [waiter(10**6, target=0.0)]) == 0
 
 
+# Long lines, which are not played forward each time.
+
+
+def long_line(count: int = 4000) -> tuple[Rooms, list[Waiter]]:
+    rooms = rooms_of(FAST, SLOW, busy=(1.0, 0.5))
+    line = [waiter(100 + n % 7) for n in range(count)]
+    play(rooms, line)
+    return rooms, line
+
+
+def test_a_newcomer_stands_behind_all_of_a_long_line_that_is_not_played_again() -> None:
+    rooms, line = long_line()
+    line[0].tokens = 10**6  # not noticed yet
+    newcomer, last, oracle = waiter(100), waiter(100), waiter(100)
+    play(rooms, line, newcomer, now=1e-5)
+    play(rooms, line, last, now=2e-5)
+    line[0].tokens = 100
+    fresh = rooms_of(FAST, SLOW, busy=(1.0, 0.5))
+    play(fresh, [*line, newcomer], oracle)
+    assert last.wait_s == pytest.approx(oracle.wait_s, abs=1e-3)
+    assert last.wait_s > 270
+
+
+def test_a_long_line_is_played_again_when_that_costs_little_of_the_time_that_has_passed() -> None:
+    rooms, line = long_line()
+    line[0].tokens = 10**6
+    play(rooms, line, now=1e-5)
+    assert line[0].prefill_s < 1
+    play(rooms, line, now=0.01)
+    assert line[0].prefill_s >= 1000
+
+
+def test_an_engine_that_left_is_given_nobody_and_one_that_came_back_is() -> None:
+    rooms, line = long_line()
+    newcomer, other = waiter(100), waiter(100)
+    rooms.table.set_available(0, False)
+    play(rooms, line, newcomer, now=1e-5)
+    assert newcomer.engine == 1
+    rooms.table.set_available(0, True)
+    play(rooms, line, other, now=2e-5)
+    assert other.engine == 0  # it has none of the line's work
+    assert other.wait_s == pytest.approx(1.0, abs=1e-3)
+
+
+def test_one_who_is_found_lost_is_told_of_once_whoever_had_the_line_played() -> None:
+    rooms = rooms_of(FAST, busy=(1.0,))
+    lost = waiter(1000, target=1.5)
+    entries = [(0.0, 0, lost), (0.0, 1, waiter(10))]
+    assert rooms.board.forecast(entries, waiter(10), 0.0) == 1
+    assert rooms.board.take_lost(entries) == [lost]
+    assert rooms.board.take_lost(entries) == []
+
+
+def test_the_work_of_playing_a_line_is_bounded_though_each_would_be_tried_on_every_engine() -> None:
+    engines, count = 200, 2000
+    rooms = rooms_of(*[1.0] * (engines - 1), FAST)
+    line = [waiter(1, target=0.5) for _ in range(count)]  # only the last engine will do, and only for 500
+    play(rooms, line)
+    assert rooms.board.effort <= 50_000 + 2 * engines + 2 * count
+    assert all(one.engine == engines - 1 for one in line[:200])
+    assert not any(one.lost for one in line[:200])
+
+
 WAITERS = st.tuples(
     st.sampled_from([100, 500, 1000]),
     st.sampled_from([math.inf, 1.02, 2.02, 3.02]),  # never just met

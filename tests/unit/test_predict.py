@@ -265,10 +265,13 @@ def test_whatever_happens_nobody_waits_who_could_use_a_seat_and_nothing_is_left_
             rooms.door.look_again(now)
         waiting = [c for c in clients if not c.grant and not c.ending]
         assert rooms.door.waiting(PREFILL) == len(waiting)
-        for client in waiting:
+        for request in (client.request for client in waiting):
             for engine in range(len(paces)):
                 if rooms.table.has_room(engine):
-                    assert not rooms.placement.would_do(client.request, engine, now)
+                    rooms.board.note(request, engine, now)
+                    parts = (request.wait_s, request.prefill_s, request.handoff_s, request.spread_s)
+                    assert request.refusable
+                    assert now + sum(parts) > request.target - 1e-9
     for client in clients:
         rooms.door.leave(client.request, now)
     for client in clients:
