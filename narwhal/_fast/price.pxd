@@ -33,6 +33,8 @@ cdef class Board:
     cdef long long* decode_order
     cdef Py_ssize_t prefill_count, decode_count
     cdef double* prices             # one for each of `prefill_order`, or of `decode_order`
+    cdef char* outside              # likewise: the price is of work beyond what was measured, or seen
+    cdef bint any_outside
     cdef Py_ssize_t priced
     # The table's columns.
     cdef long long* available
@@ -54,6 +56,7 @@ cdef class Board:
     cdef double* prefill_a
     cdef double* prefill_b
     cdef double* prefill_c
+    cdef double* prefill_lo
     cdef double* prefill_hi
     cdef double* prefill_edge
     cdef double* prefill_spread
@@ -64,6 +67,8 @@ cdef class Board:
     cdef double* interval_c
     cdef double* interval_p
     cdef double* interval_q
+    cdef double* interval_hi
+    cdef double* interval_kv_hi
     cdef double* handoff_b
     cdef double* handoff_c
     cdef double* handoff_hi

@@ -95,14 +95,19 @@ cdef class Board:
         known = self.survey_prefill()
         self.by_share = not known
         self.priced = self.prefill_count
+        self.any_outside = False
         for i in range(self.prefill_count):
             engine = self.prefill_order[i]
             if not self.available[engine] or (waiter.avoid and engine in waiter.avoid):
-                self.prices[i] = INFINITY
+                self.prices[i], self.outside[i] = INFINITY, False
                 continue
             if known:
                 price = self.left(engine, now) + self.prefill_cost(engine, waiter.tokens)
                 price *= 1 + self.prefill_surcharge[engine]
+                self.outside[i] = self.prefill_sure[engine] and not (
+                    self.prefill_lo[engine] <= waiter.tokens <= self.prefill_hi[engine]
+                )
+                self.any_outside |= self.outside[i]
             else:
                 price = self.share(engine)
             if not self.has_room(engine):
@@ -120,24 +125,28 @@ cdef class Board:
         One without room for its KV cache only if all lack it, the producer only if no other has a seat.
         """
         cdef Py_ssize_t i, engine, best = -1
-        cdef double price, lowest = INFINITY
+        cdef double price, running, kv, lowest = INFINITY
         cdef int resort, least = 4
         cdef bint known
         self.refresh()
         known = self.survey_interval()
         self.by_share = not known
         self.priced = self.decode_count
+        self.any_outside = False
         self.met = True
         for i in range(self.decode_count):
             engine = self.decode_order[i]
             if not self.available[engine] or (waiter.avoid and engine in waiter.avoid):
-                self.prices[i] = INFINITY
+                self.prices[i], self.outside[i] = INFINITY, False
                 continue
             if known:
-                price = self.interval(
-                    engine, self.decode_seats[engine] + 1, self.kv_tokens[engine] + waiter.tokens
-                )
+                running, kv = self.decode_seats[engine] + 1, self.kv_tokens[engine] + waiter.tokens
+                price = self.interval(engine, running, kv)
                 price *= 1 + self.decode_surcharge[engine]
+                self.outside[i] = self.interval_sure[engine] and (
+                    running > self.interval_hi[engine] or kv > self.interval_kv_hi[engine]
+                )
+                self.any_outside |= self.outside[i]
             else:
                 price = self.share(engine)
             if not self.has_room(engine):
@@ -159,6 +168,11 @@ cdef class Board:
         Seconds, or if `by_share` shares. Negative: the engine had no room. Infinite: it was not eligible.
         """
         return PyBytes_FromStringAndSize(<char*>self.prices, self.priced * sizeof(double))
+
+    def take_outside(self):
+        """A byte for each of the prices: 1 where it is extrapolated, of work beyond what was measured of the
+        engine, or seen. No bytes: nowhere."""
+        return PyBytes_FromStringAndSize(self.outside, self.priced) if self.any_outside else b""
 
     # ---- single figures
 
@@ -567,7 +581,7 @@ cdef class Board:
             raise RuntimeError(f"there are {len(models)} models for {count} engines")
         free(self.prices)
         self.prices = NULL
-        self.prices = <double*>malloc(max(1, count) * 8 * sizeof(double))
+        self.prices = <double*>malloc(max(1, count) * (8 * sizeof(double) + 1))
         if self.prices == NULL:
             raise MemoryError
         self.free_s = self.prices + count
@@ -577,6 +591,7 @@ cdef class Board:
         self.roomy = self.position + count
         self.prefill_order = self.roomy + count
         self.decode_order = self.prefill_order + count
+        self.outside = <char*>(self.decode_order + count)
         self.available, self.role = integers(table.available), integers(table.role)
         self.depth_us = integers(table.depth_us)
         self.prefill_seats, self.prefill_limit = integers(table.prefill_seats), integers(table.prefill_limit)
@@ -586,13 +601,14 @@ cdef class Board:
         self.kv_tokens, self.kv_reserved = integers(table.kv_tokens), integers(table.kv_reserved)
         self.kv_capacity, self.coming_kv = integers(table.kv_capacity), integers(table.coming_kv)
         self.prefill_a, self.prefill_b = doubles(models.prefill_a), doubles(models.prefill_b)
-        self.prefill_c, self.prefill_hi = doubles(models.prefill_c), doubles(models.prefill_hi)
-        self.prefill_edge, self.prefill_shift = doubles(models.prefill_edge), doubles(models.prefill_shift)
-        self.handoff_shift = doubles(models.handoff_shift)
+        self.prefill_c, self.prefill_lo = doubles(models.prefill_c), doubles(models.prefill_lo)
+        self.prefill_hi, self.prefill_edge = doubles(models.prefill_hi), doubles(models.prefill_edge)
+        self.prefill_shift, self.handoff_shift = doubles(models.prefill_shift), doubles(models.handoff_shift)
         self.n_reach, self.kv_reach = doubles(models.interval_n_reach), doubles(models.interval_kv_reach)
         self.prefill_spread = doubles(models.prefill_spread)
         self.interval_c, self.interval_p = doubles(models.interval_c), doubles(models.interval_p)
-        self.interval_q = doubles(models.interval_q)
+        self.interval_q, self.interval_hi = doubles(models.interval_q), doubles(models.interval_hi)
+        self.interval_kv_hi = doubles(models.interval_kv_hi)
         self.handoff_b, self.handoff_c = doubles(models.handoff_b), doubles(models.handoff_c)
         self.handoff_hi, self.handoff_edge = doubles(models.handoff_hi), doubles(models.handoff_edge)
         self.prefill_surcharge = doubles(models.surcharge[0])

@@ -126,7 +126,7 @@ class Predictor:
                 f"the first token after a prompt of {request.tokens:.0f} tokens takes {_shown(alone_s)} s on "
                 f"an idle engine and the budget is {_shown(budget_s)} s; shorten the prompt or raise the "
                 "target (x-slo-ttft-ms, or slo.ttft_s)",
-                details=self._details(alone_s, {"alone_s": alone_s}, budget_s, request.engine),
+                details=self._details(request, alone_s, {"alone_s": alone_s}, request.engine),
             )
         overrun_s = total_s - budget_s
         return Ending(
@@ -134,18 +134,21 @@ class Predictor:
             f"the first token is projected {_shown(total_s)} s after the request's arrival and the budget is "
             f"{_shown(budget_s)} s; try again in {max(1, math.ceil(overrun_s))} s",
             overrun_s=overrun_s,
-            details=self._details(total_s, parts, budget_s, engine),
+            details=self._details(request, total_s, parts, engine),
         )
 
     def _details(
-        self, total_s: float, parts: dict[str, float], budget_s: float, engine: int
+        self, request: SeatRequest, total_s: float, parts: dict[str, float], engine: int
     ) -> dict[str, Any]:
-        return {
+        details: dict[str, Any] = {
             "projected_ttft_s": round(total_s, 6),
             "parts": {name: round(seconds, 6) for name, seconds in parts.items()},
-            "budget_s": round(budget_s, 6),
+            "budget_s": round(request.target - request.arrived, 6),
             "engine": self._table.ids[engine] if engine >= 0 else None,
         }
+        if engine >= 0 and self._board.models.prefill_s(engine, request.tokens).extrapolated:
+            details["extrapolated"] = True
+        return details
 
     def _check_decode(self, request: SeatRequest, line: Line, now: float) -> None:
         interval_s, fastest, free, roomiest = self._board.decode_outlook(

@@ -27,25 +27,39 @@ class NoEligibleEngine(Exception):
 class Offer:
     """What the engines would have cost one leg: kept as it is found, put into words when it is read."""
 
-    __slots__ = ("_by_share", "_engines", "_ids", "_prices")
+    __slots__ = ("_by_share", "_engines", "_ids", "_outside", "_prices")
 
     def __init__(
-        self, ids: tuple[str, ...], engines: tuple[int, ...], prices: bytes, *, by_share: bool
+        self,
+        ids: tuple[str, ...],
+        engines: tuple[int, ...],
+        prices: bytes,
+        outside: bytes,
+        *,
+        by_share: bool,
     ) -> None:
-        """See Board.take_prices; `engines` are indices in that order, `ids` those of the whole fleet."""
+        """See Board.take_prices and take_outside; `engines` are indices in that order, `ids` those of the
+        whole fleet."""
         self._ids = ids
         self._engines = engines
         self._prices = prices
+        self._outside = outside
         self._by_share = by_share
 
     def rows(self) -> dict[str, dict[str, float | bool]]:
-        """The eligible engines by ID, the cheapest first and so many at the most."""
+        """The eligible engines by ID, the cheapest first and so many at the most. A price is marked as
+        `extrapolated` if it is one of work beyond what was measured."""
         unit = "share" if self._by_share else "price_s"
-        priced = zip(self._engines, array("d", self._prices), strict=True)
+        outside = self._outside or bytes(len(self._engines))
+        priced = zip(self._engines, array("d", self._prices), outside, strict=True)
         cheapest = nsmallest(_SHOWN, priced, key=lambda one: abs(one[1]))
         return {
-            self._ids[engine]: {unit: round(abs(price), 6), "room": copysign(1, price) > 0}
-            for engine, price in cheapest
+            self._ids[engine]: {
+                unit: round(abs(price), 6),
+                "room": copysign(1, price) > 0,
+                **({"extrapolated": True} if extrapolated else {}),
+            }
+            for engine, price, extrapolated in cheapest
             if not isinf(price)
         }
 
@@ -78,7 +92,8 @@ class Placement:
     def offer(self, phase: Phase) -> Offer:
         """What the last leg that was placed, of this phase, might have had."""
         table, board = self._table, self.board
-        return Offer(table.ids, table.serving[phase], board.take_prices(), by_share=board.by_share)
+        prices, outside = board.take_prices(), board.take_outside()
+        return Offer(table.ids, table.serving[phase], prices, outside, by_share=board.by_share)
 
 
 def _why_none(table: FleetTable, phase: Phase, avoid: frozenset[int]) -> str:

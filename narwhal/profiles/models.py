@@ -6,8 +6,9 @@ Columns hold the corrected coefficients, so a price is a few multiplications on 
     handoff   b * L + c, likewise
     interval  c + p * n + q * kv, with n at most n_reach and kv at most kv_reach
 
-They change when something is learned. An engine is its index, as in the fleet's table. Everything learned of
-prefill and of the token interval also goes to the watch over drift, whose verdict is the `surcharge` column.
+`lo` and `hi` bound what was measured, or seen. The columns change when something is learned. An engine is its
+index, as in the fleet's table. Everything learned of prefill and of the token interval also goes to the watch
+over drift, whose verdict is the `surcharge` column.
 """
 
 from __future__ import annotations
@@ -27,10 +28,9 @@ class FleetModels:
 
     __slots__ = (
         "drift", "engines",
-        "handoff_b", "handoff_c", "handoff_edge", "handoff_hi", "handoff_shift", "handoff_spread",
-        "handoff_sure",
-        "interval_c", "interval_kv_reach", "interval_n_reach", "interval_p", "interval_q", "interval_spread",
-        "interval_sure",
+        "handoff_b", "handoff_c", "handoff_edge", "handoff_hi", "handoff_shift", "handoff_sure",
+        "interval_c", "interval_hi", "interval_kv_hi", "interval_kv_reach", "interval_n_reach", "interval_p",
+        "interval_q", "interval_sure",
         "prefill_a", "prefill_b", "prefill_c", "prefill_edge", "prefill_hi", "prefill_lo",
         "prefill_shift", "prefill_spread", "prefill_sure",
         "surcharge",
@@ -45,10 +45,10 @@ class FleetModels:
         self.handoff_b, self.handoff_c = array("d"), array("d")
         self.handoff_hi, self.handoff_edge = array("d"), array("d")
         self.prefill_shift, self.handoff_shift = array("d"), array("d")
+        self.interval_hi, self.interval_kv_hi = array("d"), array("d")
         self.interval_n_reach, self.interval_kv_reach = array("d"), array("d")
-        # Relative spread (root mean square) of single pieces of work about the corrected curve.
-        self.prefill_spread, self.interval_spread = array("d"), array("d")
-        self.handoff_spread = array("d")
+        # Relative spread (root mean square) of single prompts about the corrected curve.
+        self.prefill_spread = array("d")
         # 1: a profile, or enough learned.
         self.prefill_sure, self.interval_sure, self.handoff_sure = array("q"), array("q"), array("q")
         # By phase: the share that is added to an engine's price while on probation.
@@ -160,8 +160,8 @@ class FleetModels:
     def _refresh_interval(self, engine: int) -> None:
         work = self.engines[engine].interval
         self.interval_p[engine], self.interval_q[engine], self.interval_c[engine] = work.corrected
+        self.interval_hi[engine], self.interval_kv_hi[engine] = work.hi, work.kv_hi
         self.interval_n_reach[engine], self.interval_kv_reach[engine] = work.reach
-        self.interval_spread[engine] = work.correction.spread
         self.interval_sure[engine] = work.sure
 
     def _refresh_handoff(self, engine: int) -> None:
@@ -170,5 +170,4 @@ class FleetModels:
         self.handoff_b[engine], self.handoff_c[engine] = b, c
         self.handoff_hi[engine] = work.hi
         self.handoff_edge[engine], self.handoff_shift[engine] = work.edge, work.shift
-        self.handoff_spread[engine] = work.correction.spread
         self.handoff_sure[engine] = work.sure

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from narwhal._fast.price import Waiter
 from narwhal.fleet.table import FleetTable, Phase, RoleCode
 from narwhal.placement.place import NoEligibleEngine
-from narwhal.profiles.curves import PrefillCurve
+from narwhal.profiles.curves import DecodeCurve, PrefillCurve
 from narwhal.profiles.drift import SURCHARGE
 from narwhal.profiles.model import EngineModel
 from tests.unit.fleets import Engine, Rooms, paced
@@ -144,6 +144,27 @@ def test_past_the_measured_range_a_prompt_costs_no_less_a_token_than_at_its_edge
     rooms = Rooms([Engine("p", "prefill")], [EngineModel(PrefillCurve(c=1.0, lo=10, hi=1000))])
     assert rooms.board.prefill_cost_s(0, 1000) == pytest.approx(1.0)
     assert rooms.board.prefill_cost_s(0, 3000) == pytest.approx(3.0)
+
+
+def test_a_price_beyond_what_was_measured_says_so() -> None:
+    models = [EngineModel(PrefillCurve(b=0.001, lo=10, hi=1000)), EngineModel(PrefillCurve(b=0.001))]
+    rooms = Rooms([Engine("narrow", "prefill"), Engine("wide", "prefill")], models)
+    for tokens, marked in ((5, {"narrow"}), (10, set()), (1000, set()), (1001, {"narrow"})):
+        place(rooms, PREFILL, prompt(tokens))
+        rows = rooms.placement.offer(PREFILL).rows()
+        assert {name for name, row in rows.items() if "extrapolated" in row} == marked
+    curves = [DecodeCurve(c=0.01, running_hi=1), DecodeCurve(c=0.01, running_hi=2, kv_hi=500)]
+    rooms = Rooms(
+        [Engine("few", "decode", 1, 8), Engine("small", "decode", 1, 8)],
+        [EngineModel(decode=curve) for curve in curves],
+    )
+    for tokens, marked in ((500, set()), (501, {"small"})):
+        place(rooms, DECODE, prompt(tokens))
+        rows = rooms.placement.offer(DECODE).rows()
+        assert {name for name, row in rows.items() if "extrapolated" in row} == marked
+    take(rooms.table, 0, DECODE)
+    place(rooms, DECODE, prompt(1))
+    assert rooms.placement.offer(DECODE).rows()["few"]["extrapolated"]
 
 
 def test_an_engine_on_probation_is_passed_over_for_one_that_is_a_little_slower() -> None:
