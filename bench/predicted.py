@@ -19,6 +19,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,20 +84,17 @@ def quantile(values: Iterable[float], share: float) -> float:
 def groups(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
     """Requests by prompt length, and by how many others were under way when they came."""
     found: dict[str, list[Seen]] = {"all": list(seen)}
-    for one in seen:
-        others = sum(other.arrived < one.arrived < other.ended for other in seen)
-        for value, bounds, what in ((one.tokens, _LENGTHS, "tokens"), (others, _OTHERS, "others")):
-            least = max(bound for bound in bounds if bound <= value)
-            found.setdefault(f"{least:,} {what} or more", []).append(one)
-    return {
-        label: found[label]
-        for label in (
-            "all",
-            *(f"{least:,} tokens or more" for least in _LENGTHS),
-            *(f"{least:,} others or more" for least in _OTHERS),
-        )
-        if label in found
-    }
+    others = {one: sum(other.arrived < one.arrived < other.ended for other in seen) for one in seen}
+    for what, edges, figure in (
+        ("tokens", _LENGTHS, lambda one: one.tokens),
+        ("others", _OTHERS, others.__getitem__),
+    ):
+        for least, most in pairwise((*edges, None)):
+            label = f"{least:,} {what} or more" if most is None else f"{least:,} to {most - 1:,} {what}"
+            members = [one for one in seen if least <= figure(one) and (most is None or figure(one) < most)]
+            if members:
+                found[label] = members
+    return found
 
 
 def show(console: Console, seen: Sequence[Seen], others: int) -> None:
@@ -158,21 +156,18 @@ async def measure(config: Path, model: str, args: argparse.Namespace) -> None:
 
 
 async def _put_on(url: str, model: str, args: argparse.Namespace) -> None:
-    load = Load(
-        tuple(Point(concurrency=clients) for clients in AT_ONCE),
-        MadeUp(chat=False, vocabulary=args.token_ids, seed=args.seed),
-        args.input,
-        args.output,
-        rounds=1,
-        duration_s=args.seconds,
-        warmup_s=0.0,
-        seed=args.seed,
-    )
     access = Access(read_url(url), headers=(("x-slo-ttft-ms", "600000"),))  # nobody is to be refused
     endpoint = Endpoint(access, timeout_s=10.0)
+    asking = Asking(COMPLETIONS, model, extra={"ignore_eos": True})
     try:
-        asking = Asking(COMPLETIONS, model, extra={"ignore_eos": True})
-        await Runner(endpoint, load, asking, on_sample=lambda sample: None).carry_out()
+        for clients in AT_ONCE:
+            # Other prompts each time, or the engines would have them in their caches.
+            prompts = MadeUp(chat=False, vocabulary=args.token_ids, seed=clients)
+            load = Load(
+                (Point(concurrency=clients),), prompts, args.input, args.output, rounds=1,
+                duration_s=args.seconds, warmup_s=0.0, seed=clients,
+            )  # fmt: skip
+            await Runner(endpoint, load, asking, on_sample=lambda sample: None).carry_out()
     finally:
         await endpoint.close()
 
@@ -194,7 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--input", type=_lengths, default=read_lengths("20-1500"), metavar="TOKENS")
     parser.add_argument("--output", type=_lengths, default=read_lengths("16-64"), metavar="TOKENS")
     parser.add_argument("--token-ids", type=int, metavar="VOCABULARY", help="prompts are token IDs below it")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     try:
         if args.fleet is not None:
