@@ -91,6 +91,7 @@ def groups(seen: Sequence[Seen]) -> dict[str, list[Seen]]:
     ):
         for least, most in pairwise((*edges, None)):
             label = f"{least:,} {what} or more" if most is None else f"{least:,} to {most - 1:,} {what}"
+            label = label.replace("0 to 0", "no")
             members = [one for one in seen if least <= figure(one) and (most is None or figure(one) < most)]
             if members:
                 found[label] = members

@@ -34,6 +34,7 @@ cdef double MOST_SPREAD = 0.04
 cdef enum:
     FREE = 2_000
     MOST = 50_000
+    TOLD = 500  # at once, who are lost: to put a refusal in words takes 10 us
 cdef double REST_S = 0.2e-6
 
 
@@ -386,11 +387,19 @@ cdef class Board:
         return self.lost + newcomer.lost
 
     def take_lost(self, list line not None):
-        """Those in line whom the forecast found lost: each is told of once."""
+        """Those in line whom the forecast found lost, 500 at the most: they are to leave it. The others are
+        told of when they are asked for again."""
+        cdef list found = []
         if not self.lost:
-            return []
+            return found
+        for entry in line:
+            if (<Waiter>(<tuple>entry)[2]).lost:
+                found.append((<tuple>entry)[2])
+                if len(found) == TOLD:
+                    self.lost -= TOLD
+                    return found
         self.lost = 0
-        return [entry[2] for entry in line if (<Waiter>(<tuple>entry)[2]).lost]
+        return found
 
     def next_to_seat(self, list line not None, Py_ssize_t start, int phase, Py_ssize_t only, double now):
         """The first in a phase's line, from a position on, for whom some engine with room would do; if `only`

@@ -151,6 +151,15 @@ def test_one_who_is_found_lost_is_told_of_once_whoever_had_the_line_played() -> 
     assert rooms.board.take_lost(entries) == []
 
 
+def test_of_very_many_who_are_lost_at_once_some_are_told_at_a_time() -> None:
+    rooms = rooms_of(FAST, busy=(1.0,))
+    entries = [(0.0, n, waiter(1000, target=1.5)) for n in range(700)]
+    assert rooms.board.forecast(entries, None, 0.0) == 700
+    first = rooms.board.take_lost(entries)
+    assert first == [entry[2] for entry in entries[:500]]
+    assert rooms.board.take_lost(entries[500:]) == [entry[2] for entry in entries[500:]]
+
+
 def test_the_work_of_playing_a_line_is_bounded_though_each_would_be_tried_on_every_engine() -> None:
     engines, count = 200, 2000
     rooms = rooms_of(*[1.0] * (engines - 1), FAST)

@@ -50,7 +50,7 @@ def test_requests_are_told_apart_by_length_and_by_those_under_way_when_they_came
         "all": 4,
         "100 to 299 tokens": 3,
         "800 to 1,499 tokens": 1,
-        "0 to 0 others": 2,
+        "no others": 2,
         "1 to 2 others": 2,
     }
 
