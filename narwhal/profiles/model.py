@@ -4,6 +4,10 @@ Each kind of work has a curve and a correction. The curve is the profile's where
 learned from traffic; the correction follows what the engine does of late. What a caller gets is the corrected
 price and whether it can be relied on: a learned curve that has not seen enough can't.
 
+A factor can't put right a profile whose shape is wrong, as one that was measured on a busy machine. So where
+single pieces of work are far from their prices, a curve is learned beside the profile's, and takes its place
+if it is clearly better; and the other way round.
+
 A profile was measured over lengths chosen for it; traffic may have shown one length only, and then which of
 the terms the time goes by is anybody's guess. So a learned curve is not followed past the range that was
 seen. There the price grows as most engines' does: a pass takes some time whatever it is over, and the rest
@@ -38,6 +42,7 @@ class WorkReport(NamedTuple):
     """How well one kind of work is known, for people."""
 
     measured: bool  # there is a profile
+    superseded: bool  # a curve that was learned is better, and in use
     sure: bool  # its prices are relied on
     confidence: float  # 0 to 1
     samples: int  # pieces of work that were learned from
@@ -45,33 +50,76 @@ class WorkReport(NamedTuple):
     spread: float  # of single pieces of work about their price: relative, root mean square
 
 
+# From this spread of single pieces of work on, a profile is doubted.
+DOUBTED = 0.15
+# What another curve must have shown to take a curve's place: so many prices, off by this share of what the
+# prices in use are off. Errors are averaged over so many.
+TRIED, BETTER, MEMORY = 24, 0.8, 32
+
+
+class Range:
+    """What was measured, or seen: sizes (tokens; of a decode step running sequences), and KV tokens."""
+
+    __slots__ = ("hi", "kv_hi", "lo")
+
+    def __init__(self, lo: float = 0.0, hi: float = 0.0, kv_hi: float = 0.0) -> None:
+        self.lo, self.hi, self.kv_hi = lo, hi, kv_hi
+
+    def take_in(self, size: float, kv_tokens: float) -> None:
+        """Something was seen; before the first, `hi` is 0."""
+        self.lo = min(self.lo, size) if self.hi else size
+        self.hi = max(self.hi, size)
+        self.kv_hi = max(self.kv_hi, kv_tokens)
+
+
+class Candidate:
+    """A curve that prices could go by: its correction, and how far corrected prices have been off."""
+
+    __slots__ = ("correction", "error", "tried")
+
+    def __init__(self) -> None:
+        self.correction = Correction()
+        self.error = 0.0  # relative, a mean
+        self.tried = 0
+
+    def learn(self, predicted_s: float, seen_s: float) -> None:
+        """Work that the curve, not corrected, priced at `predicted_s` took `seen_s`."""
+        corrected = predicted_s * self.correction.factor
+        if corrected > 0 and seen_s >= 0:
+            self.tried += 1
+            off = abs(corrected - seen_s) / max(corrected, seen_s)
+            self.error += (off - self.error) / min(self.tried, MEMORY)
+        self.correction.learn(predicted_s, seen_s)
+
+
 class Work:
     """One kind of work on one engine: three terms, the coefficients of which are measured or learned.
 
-    `lo` and `hi` are the range, measured or seen so far, of the second term (tokens; of a decode step the
-    first, running sequences), `kv_hi` that of the KV tokens.
+    `range` is what the curve in use rests on.
     """
 
-    __slots__ = ("_anchor_due", "_measured", "anchor", "correction", "hi", "kv_hi", "learned", "lo")
+    __slots__ = (
+        "_anchor_due", "_learned", "_measured", "_measured_range", "_of_learned", "_of_profile", "_seen",
+        "anchor", "correction", "range", "superseded",
+    )  # fmt: skip
 
     def __init__(
         self, measured: Triple | None = None, lo: float = 0, hi: float = 0, kv_hi: float = 0
     ) -> None:
         self._measured = measured
-        self.lo, self.hi, self.kv_hi = lo, hi, kv_hi
-        self.learned = OnlineFit()
-        self.correction = Correction()
+        self._measured_range = Range(lo, hi, kv_hi)
         self.reset()
 
     def reset(self) -> None:
         """Forget what traffic taught."""
-        self.correction.reset()
-        self.learned.reset()
-        if self._measured is None:
-            self.lo = self.hi = self.kv_hi = 0.0
+        self._learned = OnlineFit()
+        self._seen = Range()
+        self._of_profile, self._of_learned = Candidate(), Candidate()
         # The curve that drift is judged by; a learned one is held still for that, or it would follow.
         self.anchor = self._measured
         self._anchor_due = 0
+        self.superseded = False
+        self._use()
 
     @property
     def measured(self) -> bool:
@@ -81,7 +129,12 @@ class Work:
     @property
     def bare(self) -> Triple:
         """The curve's coefficients before correction."""
-        return self.learned.coefficients if self._measured is None else self._measured
+        return self._learned.coefficients if self._measured is None or self.superseded else self._measured
+
+    @property
+    def by_profile(self) -> bool:
+        """Whether the curve in use is the profile's."""
+        return self._measured is not None and not self.superseded
 
     @property
     def corrected(self) -> Triple:
@@ -93,30 +146,32 @@ class Work:
     @property
     def sure(self) -> bool:
         """Whether its prices can be relied on."""
-        return self._measured is not None or self.learned.sure
+        return self._measured is not None or self._learned.sure
 
     @property
     def confidence(self) -> float:
         """How sure its prices are, from 0 to 1: less by how far single pieces of work are from them."""
         if self._measured is None:
-            return self.learned.confidence
+            return self._learned.confidence
         return max(0.0, 1 - self.correction.spread)
 
     @property
     def shift(self) -> float:
         """Tokens to add to a length, and to `hi`, for the price past the range to be in proportion."""
-        return 0.0 if self.measured else PASS_TOKENS
+        return 0.0 if self.by_profile else PASS_TOKENS
 
     @property
     def edge(self) -> float:
         """Corrected seconds for one of those tokens at the end of the range, of lengths; 0 without one."""
-        hi = self.hi
+        hi = self.range.hi
         return value(self.corrected, (hi * hi, hi, 1.0)) / (hi + self.shift) if hi else 0.0
 
     @property
     def reach(self) -> tuple[float, float]:
         """How far a decode step's price is followed: in running sequences, and in KV tokens."""
-        return (math.inf, math.inf) if self.measured else (REACH * self.hi, REACH * self.kv_hi)
+        if self.by_profile:
+            return math.inf, math.inf
+        return REACH * self.range.hi, REACH * self.range.kv_hi
 
     def past(self, tokens: float) -> float:
         """Corrected seconds for work of a length past the range: at least in proportion to the end's.
@@ -124,37 +179,59 @@ class Work:
         Of a learned curve just that; a measured one that curves upwards is followed.
         """
         seconds = self.edge * (tokens + self.shift)
-        return (
-            max(seconds, value(self.corrected, (tokens * tokens, tokens, 1.0))) if self.measured else seconds
-        )
+        if self.by_profile:
+            return max(seconds, value(self.corrected, (tokens * tokens, tokens, 1.0)))
+        return seconds
 
     def report(self) -> WorkReport:
         """Its state."""
-        correction = self.correction
-        samples = self.learned.samples if self._measured is None else correction.samples
+        correction, measured = self.correction, self._measured is not None
+        samples = self._of_profile.correction.samples if measured else self._learned.samples
         return WorkReport(
-            self.measured, self.sure, self.confidence, samples, correction.factor, correction.spread
+            measured,
+            self.superseded,
+            self.sure,
+            self.confidence,
+            samples,
+            correction.factor,
+            correction.spread,
         )
 
     def learn(self, terms: Triple, size: float, kv_tokens: float, seen_s: float) -> None:
-        """Take note of a piece of work and the time it took. `size` is what `lo` and `hi` are of."""
-        if self.sure:
-            self.correction.learn(value(self.bare, terms), seen_s)
-        if self._measured is None:
-            self.lo = min(self.lo, size) if self.learned.samples else size
-            self.hi = max(self.hi, size)
-            self.kv_hi = max(self.kv_hi, kv_tokens)
-            self.learned.learn(terms, seen_s)
+        """Take note of a piece of work and the time it took. `size` is what the range is of."""
+        if self._measured is not None:
+            self._of_profile.learn(value(self._measured, terms), seen_s)
+            if self._of_profile.correction.spread <= DOUBTED and not self.superseded:
+                return
+        if self._learned.sure:
+            self._of_learned.learn(value(self._learned.coefficients, terms), seen_s)
+        self._seen.take_in(size, kv_tokens)
+        self._learned.learn(terms, seen_s)
+        if self._measured is not None:
+            self._compare()
+
+    def _compare(self) -> None:
+        used, other = self._of_profile, self._of_learned
+        if self.superseded:
+            used, other = other, used
+        if other.tried >= TRIED and other.error < BETTER * used.error:
+            self.superseded = not self.superseded
+            self._use()
+
+    def _use(self) -> None:
+        self.correction = (self._of_profile if self.by_profile else self._of_learned).correction
+        self.range = self._measured_range if self.by_profile else self._seen
 
     def renew_anchor(self) -> bool:
         """Let drift be judged by the learned curve as it is now, if it has twice the samples it had before.
 
         Returns whether that is so; then what was compared with the old one is void.
         """
-        if self._measured is not None or not self.learned.sure or self.learned.samples < self._anchor_due:
+        learned = self._learned
+        if self._measured is not None or not learned.sure or learned.samples < self._anchor_due:
             return False
         self.anchor = self.bare
-        self._anchor_due = 2 * self.learned.samples
+        self._anchor_due = 2 * learned.samples
         return True
 
 
@@ -191,7 +268,7 @@ class EngineModel:
         work = self.interval
         reach, kv_reach = work.reach
         seconds = value(work.corrected, (min(running, reach), min(kv_tokens, kv_reach), 1.0))
-        return Price(seconds, work.sure, running > work.hi or kv_tokens > work.kv_hi)
+        return Price(seconds, work.sure, running > work.range.hi or kv_tokens > work.range.kv_hi)
 
     def report(self) -> dict[str, WorkReport]:
         """How well each kind of work is known."""
@@ -209,6 +286,7 @@ def value(coefficients: Triple, terms: Triple) -> float:
 
 
 def _by_length(work: Work, tokens: float) -> Price:
+    lo, hi = work.range.lo, work.range.hi
     inside = value(work.corrected, (tokens * tokens, tokens, 1.0))
-    seconds = work.past(tokens) if tokens > work.hi > 0 else inside
-    return Price(seconds, work.sure, not work.lo <= tokens <= work.hi)
+    seconds = work.past(tokens) if tokens > hi > 0 else inside
+    return Price(seconds, work.sure, not lo <= tokens <= hi)

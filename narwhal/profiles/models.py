@@ -152,7 +152,7 @@ class FleetModels:
         work = self.engines[engine].prefill
         a, b, c = work.corrected
         self.prefill_a[engine], self.prefill_b[engine], self.prefill_c[engine] = a, b, c
-        self.prefill_lo[engine], self.prefill_hi[engine] = work.lo, work.hi
+        self.prefill_lo[engine], self.prefill_hi[engine] = work.range.lo, work.range.hi
         self.prefill_edge[engine], self.prefill_shift[engine] = work.edge, work.shift
         self.prefill_spread[engine] = work.correction.spread
         self.prefill_sure[engine] = work.sure
@@ -160,7 +160,7 @@ class FleetModels:
     def _refresh_interval(self, engine: int) -> None:
         work = self.engines[engine].interval
         self.interval_p[engine], self.interval_q[engine], self.interval_c[engine] = work.corrected
-        self.interval_hi[engine], self.interval_kv_hi[engine] = work.hi, work.kv_hi
+        self.interval_hi[engine], self.interval_kv_hi[engine] = work.range.hi, work.range.kv_hi
         self.interval_n_reach[engine], self.interval_kv_reach[engine] = work.reach
         self.interval_sure[engine] = work.sure
 
@@ -168,6 +168,6 @@ class FleetModels:
         work = self.engines[engine].handoff
         _, b, c = work.corrected
         self.handoff_b[engine], self.handoff_c[engine] = b, c
-        self.handoff_hi[engine] = work.hi
+        self.handoff_hi[engine] = work.range.hi
         self.handoff_edge[engine], self.handoff_shift[engine] = work.edge, work.shift
         self.handoff_sure[engine] = work.sure

@@ -56,6 +56,41 @@ def test_a_profile_off_by_a_factor_is_put_right_by_traffic(factor: float) -> Non
     assert interval == pytest.approx(factor * TRUE_DECODE.price(10, 5000), rel=0.1)
 
 
+# Half the truth for a short prompt, twice that for a long one.
+CROOKED = PrefillCurve(8e-9, 1e-5, 0.005, 32, 8192)
+
+
+def prompts(models: FleetModels, random: Random, count: int, curve: PrefillCurve = TRUE_PREFILL) -> None:
+    for _ in range(count):
+        length = random.uniform(50, 8000)
+        models.learn_prefill(0, length, curve.at(length) * random.gauss(1, 0.1))
+
+
+def test_a_profile_of_the_wrong_shape_is_superseded_by_what_traffic_teaches_and_may_come_back() -> None:
+    models, random = FleetModels([EngineModel(CROOKED)]), Random(1)
+    prompts(models, random, 150)
+    for tokens in (100, 1000, 8000):
+        assert models.prefill_s(0, tokens).seconds == pytest.approx(TRUE_PREFILL.at(tokens), rel=0.1)
+    assert models.engines[0].prefill.report().superseded
+    assert models.prefill_s(0, 8190).extrapolated == (models.prefill_hi[0] < 8190)
+    # The shape that was measured comes back: a learned curve of long memory is the worse one then.
+    prompts(models, random, 400, CROOKED)
+    for tokens in (100, 1000, 8000):
+        assert models.prefill_s(0, tokens).seconds == pytest.approx(CROOKED.at(tokens), rel=0.1)
+    assert not models.engines[0].prefill.report().superseded
+    prompts(models, random, 150)
+    models.restarted(0)
+    assert models.prefill_s(0, 1000) == (CROOKED.price(1000), True, False)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_profile_of_the_right_shape_stays(factor: float) -> None:
+    models, random = FleetModels([profiled()]), Random(1)
+    for _ in range(20):
+        feed(models, 0, random, 50, factor)
+        assert not any(work.superseded for work in models.engines[0].report().values())
+
+
 def test_without_a_profile_prices_are_learned_and_then_relied_on() -> None:
     models = FleetModels([EngineModel()])
     assert models.prefill_s(0, 1000) == (0, False, True)
