@@ -122,7 +122,7 @@ def run(job: Job) -> Figures:
     policy = Policy(way.predictive, way.placement, way.profiles)
     requests = load(job.rate, job.seconds, job.seed, setting.noise, bursts=job.bursts)
     router = VirtualRouter(setting, policy, requests, job.seed)
-    start = requests.arrivals[way.learning].moment
+    start = requests[way.learning].moment
     figures, due = Figures(seconds=job.seconds - start), start
     for refused in router.run(job.seconds):
         # Not all are judged: the first, and the next after a while.
@@ -133,7 +133,7 @@ def run(job: Job) -> Figures:
     # Those under way are seen to their ends, without anybody new.
     for _ in router.run(job.seconds + 60):
         pass
-    for request in router.log.requests[way.learning :]:
+    for request in router.requests[way.learning :]:
         figures.offered += 1
         if request.refusal is not None:
             figures.refused += 1

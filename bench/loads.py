@@ -44,7 +44,7 @@ def load(rate: float, seconds: float, seed: int, noise: Noise, *, bursts: bool) 
             continue
         moment = coming
         if moment > seconds:
-            return Load(arrivals)
+            return arrivals
         arrivals.append(_arrival(moment, chance, noise))
 
 

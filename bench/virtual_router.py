@@ -2,13 +2,14 @@
 
 A request goes the way it goes in `serving/exchange.py`: it asks for a prefill seat, is prefilled, asks for a
 decode seat, is handed over, decodes. What the exchange tells its grants is told here as well, so the models
-learn the same. Only what moves bytes is missing. The whole can be copied with `copy.deepcopy`.
+learn the same. Only what moves bytes is missing.
 """
 
 from __future__ import annotations
 
-import copy
 import math
+import os
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -67,25 +68,7 @@ class EngineSpec(NamedTuple):
         )
 
 
-class Load:
-    """All requests of a run. Copies share them."""
-
-    def __init__(self, arrivals: Sequence[Arrival]) -> None:
-        self.arrivals = arrivals
-
-    def __deepcopy__(self, memo: object) -> Load:
-        return self
-
-
-class Log:
-    """All requests, and those just refused. A copy begins with none."""
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.refused: list[Request] = []
-
-    def __deepcopy__(self, memo: object) -> Log:
-        return Log()
+Load = Sequence[Arrival]  # all requests of a run, by time
 
 
 class RoundRobin(Placement):
@@ -291,7 +274,8 @@ class VirtualRouter:
             else DecodeEngine(self.clock, engine.timing, setting.noise, seed + number)
             for number, engine in enumerate(setting.engines)
         ]
-        self.log = Log()
+        self.requests: list[Request] = []
+        self._refused: list[Request] = []  # just now
         self.load = load
         self.arrived = 0
         self._next()
@@ -303,36 +287,50 @@ class VirtualRouter:
         self.clock.at(self.clock.now + 1, self._every_second)
 
     def _next(self) -> None:
-        if self.arrived < len(self.load.arrivals):
-            self.clock.at(self.load.arrivals[self.arrived].moment, self._arrive)
+        if self.arrived < len(self.load):
+            self.clock.at(self.load[self.arrived].moment, self._arrive)
 
     def _arrive(self) -> None:
-        request = Request(self, self.load.arrivals[self.arrived])
+        request = Request(self, self.load[self.arrived])
         self.arrived += 1
-        self.log.requests.append(request)
+        self.requests.append(request)
         self._next()
         request.begin(refusable=self.policy.predictive)
 
     def refused(self, request: Request) -> None:
         """A request was turned away."""
-        self.log.refused.append(request)
+        self._refused.append(request)
 
     def let_in(self, request: Request) -> float:
         """Had this request been let in when it was refused: its TTFT. To be called right then.
 
-        Infinite if there was no place in the line for it either.
+        Infinite if there was no place in the line for it either. Another process goes on with the run to see,
+        which is as it is here but for this request.
         """
-        fork = copy.deepcopy(self)
-        again = Request(fork, request.arrival)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.write(writing, struct.pack("d", self._ttft_of(request.arrival)))
+            finally:
+                os._exit(0)
+        os.close(writing)
+        told = os.read(reading, 8)
+        os.close(reading)
+        os.waitpid(child, 0)
+        return float(struct.unpack("d", told)[0])
+
+    def _ttft_of(self, arrival: Arrival) -> float:
+        again = Request(self, arrival)
         again.begin(refusable=False)
         while again.ttft_s is None:
             if again.refusal is not None:
                 return math.inf
-            fork.clock.step()
+            self.clock.step()
         return again.ttft_s
 
     def run(self, until: float) -> Iterator[Request]:
         """Go on until a moment, and yield each request when it has been refused."""
         while self.clock.now < until and self.clock.step():
-            refused, self.log.refused = self.log.refused, []
+            refused, self._refused = self._refused, []
             yield from refused

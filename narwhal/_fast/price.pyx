@@ -16,7 +16,7 @@ from libc.math cimport INFINITY, exp, fabs, fmax, fmin, sqrt
 
 from libc.stdlib cimport free, malloc
 
-from narwhal._fast.price cimport Board, Waiter
+from narwhal._fast.price cimport Waiter
 
 cdef enum:
     PREFILL = 0  # RoleCode of the table, and Phase
@@ -77,12 +77,6 @@ cdef class Board:
 
     def __dealloc__(self):
         free(self.prices)
-
-    def __reduce__(self):
-        return Board, (self.table, self.models), (self.wait_factor, self.line_s)
-
-    def __setstate__(self, state):
-        self.wait_factor, self.line_s = state
 
     # ---- picking
 

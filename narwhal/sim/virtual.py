@@ -2,9 +2,7 @@
 
 A clock is a heap of things to call. A prefill engine computes one prompt after another, a decode engine steps
 a batch whose interval grows with the sequences and the KV tokens in it. Every duration varies by chance, from
-seeds, so a run can be repeated; and everything here can be copied with `copy.deepcopy`, so a run can be
-forked: what the copy does differs by nothing but what is done to it. (Give the clock bound methods, not
-closures.)
+seeds, so a run can be repeated.
 """
 
 from __future__ import annotations
