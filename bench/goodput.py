@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.plot and not plot.is_possible():
         parser.error("--plot needs matplotlib")
-    seeds, seconds, judged = (2, 30.0, 10) if args.quick else (10, 60.0, 40)
+    seeds, seconds, judged = (2, 30.0, 10) if args.quick else (10, 60.0, 25)
     console = Console()
     console.width = max(console.width, 132)
     began = time.monotonic()

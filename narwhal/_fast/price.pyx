@@ -199,7 +199,7 @@ cdef class Board:
         return known
 
     def unseen(self, Waiter waiter not None):
-        """Whether this prompt is so long that no engine's time for it is known: none has shown one near it."""
+        """Whether this prompt is so long that no engine's time for it is known: none has seen one near it."""
         cdef Py_ssize_t i, engine
         cdef double reach
         cdef bint unseen = False

@@ -29,6 +29,8 @@ _CAUTION = 0.5
 _ON_ARRIVAL = 3.0
 # A forecast wait is corrected by no more than this: if no wait was ever risked, none would be learned from.
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.0
+# The correction rests on so many waits: each is a sum over many prompts, and varies little by itself.
+_WAITS = 16.0
 # If an idle engine has shown nothing for so long, one request is let through to it whatever is thought of it.
 _STALE_S = 10.0
 # The mean length of answers follows the last so many requests.
@@ -39,7 +41,7 @@ class Predictor:
     """Judges requests against the fleet as it is."""
 
     def __init__(self, table: FleetTable, board: Board, work: Work) -> None:
-        self.waits = Correction()  # seen waits against forecast ones
+        self.waits = Correction(_WAITS)  # seen waits against forecast ones
         self._table = table
         self._work = work
         self._board = board

@@ -11,8 +11,8 @@ it is. It is bounded: nothing makes a curve useless.
 from __future__ import annotations
 
 LEAST, MOST = 1 / 16, 16.0
-# In samples of the usual size: what the factor counts for at the start, what it comes to count for, and
-# over how many it is seen whether errors lean to one side.
+# In samples of the usual size: what the factor counts for at the start, what it comes to count for unless
+# somebody wants it otherwise, and over how many it is seen whether errors lean to one side.
 _PRIOR, _MEMORY, _RUN = 1.0, 64.0, 8.0
 # A sample counts as at most this many times what was expected.
 _OUTLIER = 4.0
@@ -24,9 +24,11 @@ PRIOR_SPREAD = 0.1
 class Correction:
     """The factor for one engine and one kind of work."""
 
-    __slots__ = ("_leaning", "_size_s", "_variance", "_weight", "factor", "samples")
+    __slots__ = ("_leaning", "_memory", "_size_s", "_variance", "_weight", "factor", "samples")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: float = _MEMORY) -> None:
+        """`memory` is how many samples the factor rests on, once there are so many."""
+        self._memory = memory
         self.reset()
 
     def reset(self) -> None:
@@ -46,7 +48,7 @@ class Correction:
         if not predicted_s > _LEAST_S or not seen_s >= 0:
             return
         self.samples += 1
-        self._size_s += (predicted_s - self._size_s) / min(self.samples, _MEMORY)
+        self._size_s += (predicted_s - self._size_s) / min(self.samples, self._memory)
         weight = 2 * predicted_s / (predicted_s + self._size_s)  # 1 for work of the usual size
         off = min(seen_s / (predicted_s * self.factor), _OUTLIER) - 1
         usual = max(self.spread, PRIOR_SPREAD)
@@ -55,11 +57,13 @@ class Correction:
         self._leaning += (lean - self._leaning) * weight / _RUN
         if abs(self._leaning) > usual:
             self._weight, self._leaning = _PRIOR, 0.0
-        self._weight = min(self._weight + weight, _MEMORY)
+        self._weight = min(self._weight + weight, self._memory)
         share = weight / self._weight
         self.factor = min(max(self.factor * (1 + off * share), LEAST), MOST)
-        # About the new factor: that the old one was wrong is no spread.
+        # About the new factor: that the old one was wrong is no spread. Nor is something that never happens
+        # else: if it is spread after all, there will be more of it.
         off = (1 + off) / (1 + off * share) - 1
+        off = min(off, 3 * usual)
         self._variance += (off * off - self._variance) * share
 
     @property
