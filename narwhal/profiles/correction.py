@@ -24,7 +24,7 @@ PRIOR_SPREAD = 0.1
 class Correction:
     """The factor for one engine and one kind of work."""
 
-    __slots__ = ("_leaning", "_memory", "_size_s", "_variance", "_weight", "factor", "samples")
+    __slots__ = ("_leaning", "_memory", "_size_s", "_told", "_variance", "_weight", "factor", "samples")
 
     def __init__(self, memory: float = _MEMORY) -> None:
         """`memory` is how many samples the factor rests on, once there are so many."""
@@ -39,6 +39,7 @@ class Correction:
         self._size_s = 0.0  # of the usual piece of work
         self._leaning = 0.0  # recent errors with their sign: about 0 while the factor is right
         self._variance = PRIOR_SPREAD**2
+        self._told = _PRIOR  # what the spread rests on
 
     def learn(self, predicted_s: float, seen_s: float) -> None:
         """Take note of work that the bare curve priced at `predicted_s` and that took `seen_s`.
@@ -60,11 +61,12 @@ class Correction:
         self._weight = min(self._weight + weight, self._memory)
         share = weight / self._weight
         self.factor = min(max(self.factor * (1 + off * share), LEAST), MOST)
-        # About the new factor: that the old one was wrong is no spread. Nor is something that never happens
-        # else: if it is spread after all, there will be more of it.
+        # About the new factor: that the old one was wrong is no spread. Nor is a run of errors, as when an
+        # engine stands still for a moment: it starts the factor over, but what is usual changes slowly.
         off = (1 + off) / (1 + off * share) - 1
-        off = min(off, 3 * usual)
-        self._variance += (off * off - self._variance) * share
+        off = min(max(off, -2 * usual), 2 * usual)
+        self._told = min(self._told + weight, self._memory)
+        self._variance += (off * off - self._variance) * weight / self._told
 
     @property
     def spread(self) -> float:

@@ -64,6 +64,15 @@ def test_one_absurd_time_is_no_news() -> None:
     assert correction.factor == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.parametrize("memory", [16.0, 64.0])
+def test_a_stall_is_soon_over_and_makes_no_large_errors_look_usual(memory: float) -> None:
+    random, correction = Random(1), Correction(memory)
+    for seen in (1.0,) * 200 + (8.0,) * 6 + (1.0,) * 24:
+        correction.learn(1.0, seen * random.gauss(1, 0.05))
+    assert correction.factor == pytest.approx(1.0, rel=0.1)
+    assert correction.spread < 0.3
+
+
 def test_work_that_was_priced_at_nothing_teaches_nothing() -> None:
     correction = Correction()
     for predicted, seen in ((0.0, 1.0), (-1.0, 1.0), (1.0, -1.0), (math.nan, 1.0), (1.0, math.nan)):
