@@ -2,6 +2,7 @@
 
 from narwhal._fast.assemble cimport Assembler
 from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.recall cimport Recall
 from narwhal._fast.scan cimport Facts
 from narwhal._fast.sse cimport Sse
 
@@ -24,11 +25,13 @@ cdef class Relay:
     cdef bint keep_ids          # the client asked for token IDs
     cdef bint keep_usage        # the client asked for usage
     cdef Py_ssize_t limit       # bytes of one event, and of what is held before the first output
+    cdef Recall recall          # takes note of what passes, in case another engine has to go on; or None
 
     # What this attempt's engine is asked for.
     cdef Assembler assembler    # None when streaming
     cdef bint need_ids          # the engine supplies token IDs: output without them is an error
     cdef bytes cached_figure    # the producer's cached prompt tokens as digits, or None
+    cdef object join            # rewrites the events of an attempt that goes on with an answer; or None
 
     # How far it is.
     cdef Stage stage
@@ -47,7 +50,9 @@ cdef class Relay:
     cdef readonly double started_at
     cdef readonly double first_at, last_at      # of output or tokens; 0: none yet
     cdef readonly double heard_at               # of anything
-    cdef readonly long long tokens, output_events
+    cdef readonly long long tokens, output_events   # of the whole answer, so far
+    cdef readonly long long carried             # of these tokens, those of the attempts it was begun by
+    cdef readonly bint unjoinable               # what failed is that the rest does not fit what came before
     cdef readonly long long dropped_after_done  # events, of those that came with [DONE] in one read
     cdef readonly long long prompt_tokens, completion_tokens
     cdef readonly bint finished
@@ -61,6 +66,8 @@ cdef class Relay:
     cdef void too_large(self)
     cdef Py_ssize_t blocks(self, const unsigned char* p, Py_ssize_t n, double at)
     cdef bint block(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef bint joined_block(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef bytes lines_of(self, const unsigned char* p, Py_ssize_t n)
     cdef bint event(self, const unsigned char* data, Py_ssize_t size, double at, bint is_error, Facts* facts)
     cdef void send_read(self)
     cdef void hold(self)

@@ -2,10 +2,14 @@ from typing import Protocol
 
 from narwhal._fast.assemble import Assembler
 from narwhal._fast.outlet import Outlet
+from narwhal._fast.recall import Recall
 
 class Owner(Protocol):
     def on_output(self) -> None: ...
     def on_end(self) -> None: ...
+
+class Join(Protocol):
+    def event(self, data: bytes) -> bytes | None: ...
 
 class Relay:
     started_at: float
@@ -14,6 +18,8 @@ class Relay:
     heard_at: float
     tokens: int
     output_events: int
+    carried: int
+    unjoinable: bool
     dropped_after_done: int
     prompt_tokens: int
     completion_tokens: int
@@ -31,9 +37,14 @@ class Relay:
         keep_ids: bool = False,
         keep_usage: bool = False,
         limit: int = 16777216,
+        recall: Recall | None = None,
     ) -> None: ...
     def begin(
-        self, need_ids: bool, assembler: Assembler | None = None, cached_tokens: int | None = None
+        self,
+        need_ids: bool,
+        assembler: Assembler | None = None,
+        cached_tokens: int | None = None,
+        join: Join | None = None,
     ) -> None: ...
     @property
     def done(self) -> bool: ...

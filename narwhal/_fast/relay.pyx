@@ -24,6 +24,7 @@ from libc.string cimport memcmp, memcpy, memmove
 from narwhal._fast.assemble cimport Assembler
 from narwhal._fast.clock cimport now
 from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.recall cimport Recall
 from narwhal._fast.scan cimport IDS_MALFORMED, IDS_VALID, MAX_SPANS, Facts, scan_event
 from narwhal._fast.sse cimport (
     SSE_EVENT, SSE_MORE, Event, Line, SseStep, sse_fields, sse_next, sse_next_data, sse_reset,
@@ -114,11 +115,12 @@ cdef class Relay:
         bint keep_ids=False,
         bint keep_usage=False,
         Py_ssize_t limit=16777216,
+        Recall recall=None,
     ):
         """`owner` has `on_output()` and `on_end()`; with `outlet` the answer is streamed there, after `head`.
 
         `framed`: the client takes chunked transfer coding. `limit` bounds one event, and what is held before
-        the first output, in bytes.
+        the first output, in bytes. `recall` takes note of every event that is accepted.
         """
         self.owner = owner
         self.outlet = outlet
@@ -127,14 +129,18 @@ cdef class Relay:
         self.keep_ids = keep_ids
         self.keep_usage = keep_usage
         self.limit = limit
+        self.recall = recall
         self.stage = FAILED
 
-    def begin(self, bint need_ids, Assembler assembler=None, cached_tokens=None) -> None:
+    def begin(self, bint need_ids, Assembler assembler=None, cached_tokens=None, join=None) -> None:
         """Get ready for an attempt's stream: nothing of an earlier attempt is left.
 
         `need_ids`: the engine supplies token IDs, so output without them is an error. `assembler` takes the
-        events where there is no outlet. `cached_tokens`: what the producer found cached of the prompt. Raises
-        TypeError if the answer has nowhere to go.
+        events where there is no outlet. `cached_tokens`: what the producer found cached of the prompt. With
+        `join` the attempt goes on with the answer that the one before began, in the same assembler if there
+        is one: `join.event(data)` gives an event's JSON as the answer's first engine would have sent it, or
+        None to leave it out, and raises ValueError if it does not fit. Raises TypeError if the answer has
+        nowhere to go.
         """
         if assembler is None and self.outlet is None:
             raise TypeError("a relay needs an outlet or an assembler")
@@ -152,8 +158,14 @@ cdef class Relay:
         self.first_at = 0
         self.last_at = 0
         self.heard_at = 0
-        self.tokens = 0
-        self.output_events = 0
+        self.join = join
+        self.unjoinable = False
+        if join is None:
+            self.tokens = 0
+            self.output_events = 0
+            if self.recall is not None:
+                self.recall.clear()
+        self.carried = self.tokens
         self.dropped_after_done = 0
         self.prompt_tokens = -1
         self.completion_tokens = -1
@@ -176,8 +188,8 @@ cdef class Relay:
 
     @property
     def output_sent(self) -> bool:
-        """Whether the client has been sent output: there can't be another attempt."""
-        return self.announced and self.outlet is not None
+        """Whether the client has been sent output: another attempt can only go on with it."""
+        return (self.announced or self.join is not None) and self.outlet is not None
 
     def output_tokens(self) -> tuple:
         """The count of output tokens and how it is known: `token_ids`, `usage` or `events`."""
@@ -233,7 +245,10 @@ cdef class Relay:
                 if self.stage != DONE and is_longer(p + used, end, self.limit):
                     self.too_large()
                 else:
-                    self.kept_last = self.block(p + used, end, at)
+                    if self.join is None:
+                        self.kept_last = self.block(p + used, end, at)
+                    else:
+                        self.kept_last = self.joined_block(p + used, end, at)
                     self.first_block = False
             elif self.kept_last and self.assembler is None and self.stage != DONE:
                 reserve(end)
@@ -277,10 +292,7 @@ cdef class Relay:
             data = p + fields.first.start
             size = fields.first.end - fields.first.start
         else:
-            lines = []
-            while sse_next_data(p, n, self.first_block, &cursor, &line):
-                lines.append(PyBytes_FromStringAndSize(<const char*>p + line.start, line.end - line.start))
-            joined = b"\n".join(lines)
+            joined = self.lines_of(p, n)
             data = <const unsigned char*>PyBytes_AS_STRING(joined)
             size = PyBytes_GET_SIZE(joined)
         done = size == 6 and memcmp(data, b"[DONE]", 6) == 0
@@ -330,6 +342,34 @@ cdef class Relay:
             copied = line.end
         put(p + copied, n - copied)
         return True
+
+    cdef bint joined_block(self, const unsigned char* p, Py_ssize_t n, double at):
+        # One event block of an attempt that goes on with an answer.
+        cdef Event fields
+        cdef bytes data
+        sse_fields(p, n, self.first_block, &fields)
+        data = self.lines_of(p, n)
+        if self.stage == DONE or fields.is_error or not data or data == b"[DONE]":
+            return self.block(p, n, at)
+        try:
+            data = self.join.event(data)
+        except Exception as error:  # an event of a shape that nobody thought of; the answer must not skip it
+            self.unjoinable = True
+            self.fail("broken_stream", f"the answer can't be gone on with: {error}")
+            return False
+        if data is None:
+            return False
+        data = b"data: %b\n\n" % data
+        return self.block(<const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), at)
+
+    cdef bytes lines_of(self, const unsigned char* p, Py_ssize_t n):
+        # A block's data, its lines joined.
+        cdef Py_ssize_t cursor = 0
+        cdef Line line
+        cdef list lines = []
+        while sse_next_data(p, n, self.first_block, &cursor, &line):
+            lines.append(PyBytes_FromStringAndSize(<const char*>p + line.start, line.end - line.start))
+        return b"\n".join(lines)
 
     cdef bint event(self, const unsigned char* data, Py_ssize_t size, double at, bint is_error, Facts* facts):
         # Account for one event's JSON; returns whether it may be passed on.
@@ -382,6 +422,8 @@ cdef class Relay:
                 self.prompt_tokens = facts.prompt_tokens
             if 0 <= facts.completion_tokens <= MOST_TOKENS:
                 self.completion_tokens = facts.completion_tokens
+        if self.recall is not None:
+            self.recall.note(data, size)
         if self.assembler is not None:
             if self.assembler.add(data, size) < 0:
                 self.fail(
@@ -525,6 +567,8 @@ cdef class Relay:
         """The owner has no more use for it: let go of each other, so that neither waits for the collector."""
         self.owner = None
         self.assembler = None
+        self.recall = None
+        self.join = None
         self.settled = True
 
     def abandon(self) -> None:

@@ -1,5 +1,7 @@
 # What an engine's event says, and where its token-ID fields lie. See scan.pyx.
 
+from narwhal._fast.json cimport Cursor, Value
+
 # Ordered by precedence: of several lists in one event the highest state is the event's.
 cdef enum IdsState:
     IDS_ABSENT = 0
@@ -33,4 +35,6 @@ cdef struct Facts:
     int span_count
     Span spans[MAX_SPANS]       # what to cut so that the token-ID fields vanish; ascending, apart
 
+# Is it null, or an empty string, list or object?
+cdef bint is_empty(Cursor* c, Value* value) noexcept nogil
 cdef void scan_event(const unsigned char* p, Py_ssize_t n, Facts* facts) noexcept nogil

@@ -83,6 +83,7 @@ class Accounts:
         record.ended = now
         self.counters.end(outcome, sized=record.sized is not None)
         self.counters.retries += max(0, len(record.attempts) - 1)
+        self.counters.continuations += sum(one.continues_at is not None for one in record.attempts)
         if counter is Counter.SERVED and record.met_slo:
             self.counters.within_slo += 1
             self.good.count(now)

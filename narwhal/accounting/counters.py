@@ -22,7 +22,9 @@ from narwhal.outcomes import OUTCOMES, Counter
 class Counters:
     """What became of requests."""
 
-    __slots__ = ("endings", "in_flight", "offered", "retries", "unsized_offered", "within_slo")
+    __slots__ = (
+        "continuations", "endings", "in_flight", "offered", "retries", "unsized_offered", "within_slo",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.offered = 0
@@ -30,6 +32,7 @@ class Counters:
         self.in_flight = 0
         self.endings = dict.fromkeys(OUTCOMES, 0)  # by name of the outcome
         self.retries = 0  # attempts beyond each request's first
+        self.continuations = 0  # of these, the ones that went on with an answer
         self.within_slo = 0  # served, and both latency targets met
 
     def arrive(self) -> None:

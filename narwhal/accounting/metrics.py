@@ -119,6 +119,12 @@ def _requests(scrape: Scrape) -> Iterator[Metric]:
         "request_retries", "Attempts at requests beyond each one's first.", (), [((), counters.retries)]
     )
     yield _counter(
+        "request_continuations",
+        "Of these, attempts that went on with an answer whose engine had been lost.",
+        (),
+        [((), counters.continuations)],
+    )
+    yield _counter(
         "unserved_placements",
         "Legs that went to an engine though it misses their target, for want of a better one.",
         ("phase",),

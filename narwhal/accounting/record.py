@@ -38,6 +38,7 @@ class Attempt:
     error: str | None = None
     prefill_offer: Offer | None = None  # what each engine would have cost the leg
     decode_offer: Offer | None = None
+    continues_at: int | None = None  # it goes on with an answer after so many tokens
 
     def as_row(self) -> dict[str, Any]:
         """For the journal."""
@@ -48,6 +49,7 @@ class Attempt:
             "decode_waited_s": _rounded(self.decode_waited_s),
             "prefill_prices": self.prefill_offer,
             "decode_prices": self.decode_offer,
+            "continues_at": self.continues_at,
             "failure": self.failure,
             "error": _bounded(self.error),
         }

@@ -26,6 +26,7 @@ def state(scrape: Scrape) -> dict[str, Any]:
             **counters.snapshot(),
             "within_slo": counters.within_slo,
             "retries": counters.retries,
+            "continuations": counters.continuations,
             "by_reason": dict(counters.endings),
             "held": scrape.held,
             "held_limit": serving.retention_limit,

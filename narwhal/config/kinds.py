@@ -75,6 +75,17 @@ class Integer(Kind):
         return value
 
 
+class Boolean(Kind):
+    """Yes or no."""
+
+    allowed = "true or false"
+
+    def read(self, value: Scalar, around: Surroundings) -> bool:
+        if not isinstance(value, bool):
+            raise Unfit
+        return value
+
+
 class Text(Kind):
     """Printable text that a pattern matches whole."""
 

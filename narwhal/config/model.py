@@ -15,6 +15,7 @@ from narwhal.config.kinds import (
     BYTES,
     SEATS,
     SECONDS,
+    Boolean,
     CaFile,
     EngineUrl,
     EnvironmentVariable,
@@ -153,6 +154,10 @@ class ServingConfig:
     max_response_bytes: int = field(default=16 << 20, metadata=_key(BYTES, "the largest whole response"))
     max_attempts: int = field(
         default=2, metadata=_key(Integer(1, 16), "attempts at one request, the first included")
+    )
+    continue_streams: bool = field(
+        default=False,
+        metadata=_key(Boolean(), "go on elsewhere with an answer whose engine is lost, where that is exact"),
     )
     handoff_timeout_s: float = field(
         default=25.0,

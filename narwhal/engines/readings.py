@@ -39,5 +39,18 @@ def read_token_count(reply: Reply) -> int | None:
     return _natural(parsed.get("count")) if isinstance(parsed, dict) else None
 
 
+def read_context(reply: Reply, model: str) -> int | None:
+    """How many tokens a model's prompt and answer may have together, as a reply of vLLM's /v1/models says."""
+    try:
+        parsed = orjson.loads(reply.body)
+    except orjson.JSONDecodeError:
+        return None
+    cards = parsed.get("data") if isinstance(parsed, dict) and reply.status == 200 else None
+    for card in cards if isinstance(cards, list) else []:
+        if isinstance(card, dict) and card.get("id") == model:
+            return _natural(card.get("max_model_len"))
+    return None
+
+
 def _natural(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

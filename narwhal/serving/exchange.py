@@ -13,6 +13,7 @@ import logging
 import math
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from narwhal._fast.assemble import Assembler, AssemblyError
@@ -26,7 +27,7 @@ from narwhal.engines.dialects import HandoffError
 from narwhal.engines.engine import Engine
 from narwhal.engines.leg import Leg, LegLost, Reply
 from narwhal.engines.pool import ConnectionFailed
-from narwhal.engines.readings import read_token_count, read_usage
+from narwhal.engines.readings import read_context, read_token_count, read_usage
 from narwhal.fleet.health import Evidence
 from narwhal.fleet.retries import pause
 from narwhal.fleet.table import Phase
@@ -34,12 +35,14 @@ from narwhal.outcomes import Ending
 from narwhal.profiles.input_length import script_of
 from narwhal.request import CompletionRequest, Route, read
 from narwhal.serving import failures, replies
+from narwhal.serving.continuation import Continuation
 from narwhal.serving.failures import AttemptFailed, LegFailure
 from narwhal.serving.handoff import Handoff
 
 if TYPE_CHECKING:
     from narwhal.serving.head import RequestHead
     from narwhal.serving.http import ClientConnection
+    from narwhal.serving.join import Join
     from narwhal.serving.router import Router
 
 log = logging.getLogger("narwhal.serving")
@@ -50,6 +53,7 @@ T = TypeVar("T")
 _PRODUCERS_TOO = (Evidence.TIMEOUT, Evidence.STATUS)
 
 _SIZING_TIMEOUT_S = 5.0  # an engine that takes longer to count a prompt is not waited for
+_KEPT = 1 << 20  # bytes of an answer's token IDs at most, so that it can be continued
 
 
 class Exchange:
@@ -67,6 +71,10 @@ class Exchange:
         self._waiter: asyncio.Future[Any] | None = None
         self._leg: Leg | None = None
         self._relay: Relay | None = None
+        self._assembler: Assembler | None = None
+        self._continuation: Continuation | None = None  # what lets another engine go on with the answer
+        self._join: Join | None = None  # this attempt goes on with the answer of the one before
+        self._input_tokens = 0  # of this attempt's prompt
         self._grants: list[Grant] = []
         self._handoff: Handoff | None = None
         self._stage_deadline = math.inf
@@ -247,6 +255,7 @@ class Exchange:
         if self._relay is not None:
             self._relay.release()
             self._relay = None
+        self._assembler = self._continuation = self._join = None
         if ending is not None:
             ending.__traceback__ = ending.__context__ = None
         self._interruption = self._stage_ending = None
@@ -259,7 +268,11 @@ class Exchange:
         record.slo_ttft_s = request.slo_ttft_s or record.slo_ttft_s
         record.slo_tpot_s = request.slo_tpot_s or record.slo_tpot_s
         await self._size(request)
-        self._expected_output = self._router.expect_output(record.input_tokens or 0, request.max_tokens)
+        self._input_tokens = record.input_tokens or 0
+        self._expected_output = self._router.expect_output(self._input_tokens, request.max_tokens)
+        if self._serving.continue_streams:
+            self._continuation = Continuation.of(request, _KEPT)
+        recall = None if self._continuation is None else self._continuation.recall
         if request.stream:
             close = not self._connection.keep_alive
             framed = self._head.http11
@@ -271,12 +284,14 @@ class Exchange:
                 keep_ids=request.return_token_ids,
                 keep_usage=request.include_usage,
                 limit=self._serving.max_response_bytes,
+                recall=recall,
             )
             if self._serving.keepalive_s is not None:
                 self._next_comment = time.monotonic() + self._serving.keepalive_s
         else:
-            self._relay = Relay(self, limit=self._serving.max_response_bytes)
+            self._relay = Relay(self, limit=self._serving.max_response_bytes, recall=recall)
         self._set_alarm()
+        whole = request
         avoid: frozenset[int] = frozenset()
         while True:
             attempt = Attempt()
@@ -291,17 +306,25 @@ class Exchange:
                     avoid |= {failure.engine}
                     if self._handoff is not None and failure.evidence in _PRODUCERS_TOO:
                         avoid |= {self._handoff.producer}
+                if self._continuation is not None and self._continuation.recall.finished:
+                    return self._complete(self._continuation)
                 if not self._may_try_again(failure, avoid):
                     raise failure.ending from None
+                lost = failure.ending
             finally:
                 self._drop_leg()
                 self._give_back_seats()
             await self._back_off()
+            request = await self._rest_of(whole, lost)
+            if self._join is not None:
+                avoid |= self._router.without_token_ids
 
     def _may_try_again(self, failure: AttemptFailed, avoid: frozenset[int]) -> bool:
-        relay = self._relay
+        relay, continuation = self._relay, self._continuation
         assert relay is not None
-        if relay.output_sent or len(self.record.attempts) >= self._serving.max_attempts:
+        if len(self.record.attempts) >= self._serving.max_attempts:
+            return False
+        if relay.output_sent and (continuation is None or not continuation.possible):
             return False
         # What took too long on the only engine there is would do so again.
         if (
@@ -329,6 +352,36 @@ class Exchange:
         finally:
             timer.cancel()
 
+    async def _rest_of(self, whole: CompletionRequest, lost: Ending) -> CompletionRequest:
+        """What the next attempt is to ask for: the rest of the answer where that can be, else all of it.
+
+        Raises Ending, `lost`, if the client has a part of the answer and the rest can't be asked for.
+        """
+        continuation, relay = self._continuation, self._relay
+        assert relay is not None
+        self._join, self._input_tokens = None, self.record.input_tokens or 0
+        if continuation is not None and continuation.possible:
+            context = await self._ask_for_context() if continuation.unlimited else None
+            rest = continuation.rest(context)
+            if rest is not None:
+                request, self._join = rest
+                self._input_tokens = request.prompt_token_count or 0
+                return request
+        if relay.output_sent:
+            raise lost
+        return whole
+
+    def _complete(self, continuation: Continuation) -> bytes | None:
+        """Finish an answer whose last token had come when its engine was lost."""
+        relay, assembler = self._relay, self._assembler
+        assert relay is not None
+        tokens, _ = relay.output_tokens()
+        prompt_tokens = continuation.prompt_tokens() or self.record.input_tokens or 0
+        if assembler is not None:
+            return assembler.finish(prompt_tokens, tokens)
+        relay.end_with(continuation.tail(prompt_tokens, tokens))
+        return None
+
     async def _size(self, request: CompletionRequest) -> None:
         """Learn the input's length in tokens."""
         record = self.record
@@ -344,24 +397,32 @@ class Exchange:
         record.sized = time.monotonic()
 
     async def _ask_for_length(self, request: CompletionRequest) -> int | None:
+        pieces = request.body.edit(frozenset({"stream", "stream_options"}), {})
+        reply = await self._ask(lambda engine, future: engine.tokenize(pieces, self._leg_id("t"), future))
+        return None if reply is None else read_token_count(reply)
+
+    async def _ask_for_context(self) -> int | None:
+        reply = await self._ask(lambda engine, future: engine.get("/v1/models", future))
+        return None if reply is None else read_context(reply, self._router.config.model)
+
+    async def _ask(self, send: Callable[[Engine, asyncio.Future[Reply | None]], Leg]) -> Reply | None:
+        """Ask some engine for something small; None if it does not answer soon."""
         engine = self._router.any_engine(Phase.PREFILL)
         if engine is None:
             return None
-        future = self._loop.create_future()
-        pieces = request.body.edit(frozenset({"stream", "stream_options"}), {})
+        future: asyncio.Future[Reply | None] = self._loop.create_future()
         limit = min(self._serving.prefill_timeout_s, _SIZING_TIMEOUT_S)
         try:
-            self._leg = engine.tokenize(pieces, self._leg_id("t"), future)
+            self._leg = send(engine, future)
             self._enter(
                 "being sized", limit, Ending("engine_timeout", "the prompt could not be sized in time")
             )
-            reply = await self._wait(future)
+            return await self._wait(future)
         except (ConnectionFailed, LegLost, _StageExpired):
             return None
         finally:
             self._leg = None
             self._leave()
-        return read_token_count(reply) if isinstance(reply, Reply) else None
 
     async def _attempt(
         self, request: CompletionRequest, attempt: Attempt, avoid: frozenset[int]
@@ -369,8 +430,14 @@ class Exchange:
         grant, attempt.prefill_waited_s = await self._seat(Phase.PREFILL, avoid)
         attempt.prefill_offer = grant.offer
         self._first_engine = grant.engine
-        self.record.seat = time.monotonic()
         engine = self._router.engines[grant.engine]
+        if self._join is None:
+            self.record.seat = time.monotonic()
+        else:
+            attempt.continues_at = self._continuation.recall.seam if self._continuation is not None else None
+            if not engine.dialect.supplies_token_ids:
+                message = "no engine that could go on with the answer is in service"
+                raise AttemptFailed(Ending("backend_unavailable", message))
         if grant.both:
             attempt.decode = engine.id
             return await self._decode(request, engine, grant, None)
@@ -438,7 +505,7 @@ class Exchange:
             avoid,
             granted,
             ended,
-            tokens=record.input_tokens or 0,
+            tokens=self._input_tokens,
             output_tokens=self._expected_output,
             target=record.arrived + record.slo_ttft_s * (1 + self._serving.admission_margin),
             tpot_s=record.slo_tpot_s,
@@ -496,13 +563,15 @@ class Exchange:
             ending = Ending("broken_stream", f"{where}: its reply is no JSON object: {error}")
             raise LegFailure(ending, index, Phase.PREFILL, Evidence.STREAM) from None
         self._router.leg_succeeded(index)
-        self.record.prefill = time.monotonic()
+        now = time.monotonic()
         usage = read_usage(body)
-        if usage.prompt_tokens is not None:
-            self._learn_length(request, usage.prompt_tokens)
-        tokens = usage.prompt_tokens or self.record.input_tokens or 0
-        grant.prefilled(tokens - (usage.cached_tokens or 0), self.record.prefill)
-        expires = self.record.prefill + self._serving.handoff_timeout_s
+        if self._join is None:
+            self.record.prefill = now
+            if usage.prompt_tokens is not None:
+                self._learn_length(request, usage.prompt_tokens)
+        tokens = usage.prompt_tokens or self._input_tokens
+        grant.prefilled(tokens - (usage.cached_tokens or 0), now)
+        expires = now + self._serving.handoff_timeout_s
         self._handoff = Handoff(self._router.lifecycle, index, handoff, usage.cached_tokens, expires)
         return self._handoff
 
@@ -518,22 +587,27 @@ class Exchange:
         assert relay is not None
         dialect = engine.dialect
         params, cached = (handoff.params, handoff.cached_tokens) if handoff is not None else (None, None)
-        assembler = None
-        if not request.stream:
-            assembler = Assembler(
-                request.route is Route.CHAT,
-                request.return_token_ids,
-                self._serving.max_response_bytes,
-                dialect.name,
-            )
-        relay.begin(dialect.supplies_token_ids, assembler, cached)
+        if self._join is not None:
+            cached = None  # what is true of the whole answer is in its usage already
+        else:
+            if self._continuation is not None:
+                self._continuation.cached_tokens = cached
+            if not request.stream:
+                self._assembler = Assembler(
+                    request.route is Route.CHAT,
+                    request.return_token_ids,
+                    self._serving.max_response_bytes,
+                    dialect.name,
+                )
+        relay.begin(dialect.supplies_token_ids, self._assembler, cached, self._join)
         where = f"engine {engine.id} ({'decode leg' if handoff is not None else 'whole request'})"
         limit = self._serving.first_token_timeout_s
         future = self._loop.create_future()
         self._router.accounts.engines.leg_started(grant.engine, Phase.DECODE)
         self._decode_where = where
         self.record.token_accounting = of_dialect(engine.config.dialect)
-        self.record.handoff = time.monotonic()
+        if self._join is None:
+            self.record.handoff = time.monotonic()
         self._leg = engine.call(
             request.route, dialect.decode_body(request, params), self._leg_id("d"), future, relay
         )
@@ -558,11 +632,13 @@ class Exchange:
         if grant.both and relay.prompt_tokens > 0:
             self._learn_length(request, relay.prompt_tokens)
         self._learn_output(request, relay, grant)
-        if assembler is None:
+        if self._assembler is None:
             return None
         tokens, _ = relay.output_tokens()
         try:
-            return assembler.finish(self.record.input_tokens or 0, tokens, -1 if cached is None else cached)
+            return self._assembler.finish(
+                self.record.input_tokens or 0, tokens, -1 if cached is None else cached
+            )
         except AssemblyError as error:
             raise Ending("assembly", f"{where}: {error}") from None
 
@@ -572,6 +648,9 @@ class Exchange:
             ending = failures.of_error_event(relay.error_object, where)
         else:
             ending = Ending(name, f"{where}: {relay.failure_message}")
+        if relay.unjoinable and self._continuation is not None:
+            self._continuation.recall.spoil()
+            return AttemptFailed(ending)  # which does not speak against the engine
         return failures.of_stream(ending, engine)
 
     async def _await_leg(
@@ -606,8 +685,10 @@ class Exchange:
     def _take_counts(self, relay: Relay, engine: int) -> None:
         # What the relay saw of an attempt's stream, whether it ended well or not.
         record = self.record
-        record.first_token = relay.first_at or None
-        record.last_token = relay.last_at or None
+        if not relay.carried:
+            record.first_token = relay.first_at or None
+            record.last_token = None
+        record.last_token = relay.last_at or record.last_token
         tokens, source = relay.output_tokens()
         record.output_tokens = tokens
         record.output_tokens_from = LengthSource(source)
@@ -623,9 +704,10 @@ class Exchange:
 
     def _learn_output(self, request: CompletionRequest, relay: Relay, grant: Grant) -> None:
         tokens, _ = relay.output_tokens()
-        self._router.output_lengths.learn(self.record.input_tokens or 0, request.max_tokens, tokens)
+        if self._join is None:
+            self._router.output_lengths.learn(self.record.input_tokens or 0, request.max_tokens, tokens)
         if not self._was_paused:  # else the pace was the client's
-            grant.decoded(tokens, relay.last_at)
+            grant.decoded(tokens - relay.carried, relay.last_at)
 
     def _leg_id(self, leg: str) -> str:
         return f"{self.record.request_id}-{leg}{len(self.record.attempts) or 1}"
@@ -639,7 +721,7 @@ class Exchange:
         for grant in self._grants:
             grant.first_token(now)
             if grant.both and Phase.PREFILL in grant.held:
-                grant.prefilled(record.input_tokens or 0, now)
+                grant.prefilled(self._input_tokens, now)
                 grant.release(Phase.PREFILL, now)
         if record.projected_ttft_s and len(record.attempts) == 1:
             self._router.accounts.engines.projected(

@@ -220,7 +220,7 @@ class Router:
     def counted(self, engine: int, relay: Relay) -> None:
         """A decode leg's stream is over: its output counts for its engine."""
         figures = self.accounts.engines
-        figures.tokens[engine] += relay.output_tokens()[0]
+        figures.tokens[engine] += relay.output_tokens()[0] - relay.carried
         figures.output_after_done[engine] += relay.dropped_after_done
         if (
             relay.done
@@ -245,6 +245,12 @@ class Router:
     def others_eligible(self, engine: int, avoid: frozenset[int]) -> bool:
         """Whether a leg that ran on `engine` could run on one that is not to be avoided."""
         return self.eligible(self.table.asked_for(engine), avoid)
+
+    @property
+    def without_token_ids(self) -> frozenset[int]:
+        """The engines that don't say which tokens they write."""
+        engines = enumerate(self.engines)
+        return frozenset(index for index, engine in engines if not engine.dialect.supplies_token_ids)
 
     def any_engine(self, phase: Phase) -> Engine | None:
         """Some engine that serves a phase."""

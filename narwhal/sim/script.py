@@ -1,17 +1,19 @@
 """What a simulated engine will answer: a pure function of the prompt, the seed and what the request asks for.
 
 So a prompt gives the same tokens on any engine, split over two or not, and a test can say beforehand what
-must come. As with a real engine, whether tokens are streamed has no say in which they are.
+must come. As with a real engine, whether tokens are streamed has no say in which they are, and each hangs on
+all tokens before it, whoever wrote these: a prompt that ends with the beginning of an answer gets its rest.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
+import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from random import Random
 from typing import Any, NamedTuple
 
 import orjson
@@ -122,6 +124,7 @@ def plan(
     """The answer to a request; if its KV cache is spoiled, a wrong one. Raises RequestError."""
     ids = prompt_ids(chat, body)
     most = limit(body)
+    free = max_model_len - len(ids)
     if len(ids) + (most or 1) > max_model_len:
         raise RequestError(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
@@ -130,14 +133,17 @@ def plan(
             param="input_tokens",
         )
     if most is None:
-        most = max_model_len - len(ids) if chat else DEFAULT_COMPLETION_TOKENS
+        most = free if chat else DEFAULT_COMPLETION_TOKENS
     given = None if wishes.text is None else vocabulary.encode(wishes.text)
+    if given is not None and isinstance(body.get("prompt"), list):
+        given = given[_written(ids, given) :]
     length = wishes.output_tokens if given is None else len(given) + 1
-    if length is None and chat and limit(body) is None:
-        length = DEFAULT_CHAT_TOKENS
+    if length is None and most == free:
+        # Nothing but the context limits it: a chat, or the rest of one.
+        length = DEFAULT_CHAT_TOKENS - _said(ids)
     digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).digest()
     seed = body.get("seed")
-    source = Random(digest + repr((default_seed if seed is None else seed, spoiled)).encode())
+    source = _Model(ids, repr((default_seed if seed is None else seed, spoiled)))
     outputs = _outputs(chat, body, wishes)
     tokens = _pieces(outputs, (length or most + 1) - 1, given, wishes.tool_calls, source)
     if length is not None:
@@ -147,6 +153,34 @@ def plan(
     if length is not None and length <= most:
         finish = next((_CALLS[output] for output in outputs if output in _CALLS), "stop")
     return Script(ids, pieces, wishes.finish_reason or finish, wishes.stop_reason, digest)
+
+
+class _Model:
+    """Picks words by all the tokens before."""
+
+    def __init__(self, ids: list[int], seed: str) -> None:
+        self._state = zlib.crc32(array("q", ids).tobytes(), zlib.crc32(seed.encode()))
+
+    def word(self) -> int:
+        mixed = self._state * 0x9E3779B1 & 0xFFFFFFFF
+        token = vocabulary.FIRST_WORD + (mixed * len(vocabulary.WORDS) >> 32)
+        self._state = zlib.crc32(token.to_bytes(8, sys.byteorder), self._state)
+        return token
+
+
+def _written(ids: list[int], given: list[int]) -> int:
+    """How much of a given answer a prompt ends with."""
+    longest = min(len(ids), len(given))
+    return next((size for size in range(longest, 0, -1) if ids[-size:] == given[:size]), 0)
+
+
+def _said(ids: list[int]) -> int:
+    """How much of a chat's answer a prompt ends with."""
+    for said in range(min(DEFAULT_CHAT_TOKENS, len(ids))):
+        end = len(ids) - said
+        if vocabulary.decode(ids[max(0, end - len(ASSISTANT)) : end]).endswith(ASSISTANT):
+            return said
+    return 0
 
 
 def expected_output(body: dict[str, Any], default_seed: int = 0) -> tuple[list[int], str]:
@@ -171,7 +205,7 @@ def _shares(total: int, parts: int) -> list[int]:
 
 
 def _pieces(
-    outputs: tuple[Output, ...], length: int, given: list[int] | None, calls: int, source: Random
+    outputs: tuple[Output, ...], length: int, given: list[int] | None, calls: int, source: _Model
 ) -> Iterator[Piece]:
     for output, share in zip(outputs, _shares(length, len(outputs)), strict=True):
         if output in _CALLS:
@@ -185,7 +219,7 @@ def _pieces(
                 yield Piece(token, output, vocabulary.text_of(token))
 
 
-def _call(output: Output, call: int, tokens: int, source: Random) -> Iterator[Piece]:
+def _call(output: Output, call: int, tokens: int, source: _Model) -> Iterator[Piece]:
     """A call's tokens: the one that opens it, then its arguments, an object with one string."""
     if tokens:
         yield Piece(vocabulary.CALL_TOKEN, output, "", call, opens=True)
@@ -197,7 +231,7 @@ def _call(output: Output, call: int, tokens: int, source: Random) -> Iterator[Pi
         yield Piece(vocabulary.CLOSE_TOKEN, output, vocabulary.ARGUMENTS_CLOSE, call)
 
 
-def _words(count: int, source: Random) -> Iterator[int]:
+def _words(count: int, source: _Model) -> Iterator[int]:
     # One at a time, so that an answer cut short costs no more than what is sent of it.
     for _ in range(count):
-        yield vocabulary.FIRST_WORD + int(source.random() * len(vocabulary.WORDS))
+        yield source.word()

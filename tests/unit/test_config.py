@@ -49,6 +49,7 @@ serving:
   max_request_bytes: 1_000_000
   max_response_bytes: 2000000
   max_attempts: 3
+  continue_streams: true
   handoff_timeout_s: 20
   retry_share: 0.5
   retry_reserve: 0
@@ -205,6 +206,7 @@ def test_a_missing_required_key_is_named(path: str) -> None:
         ("serving.retention_limit", ["0", "1.5", "1e3", "!!int x", "!mine 5"]),
         ("serving.max_request_bytes", ["0", "4MiB", "!!binary aGk="]),
         ("serving.max_attempts", ["0", "17"]),
+        ("serving.continue_streams", ["1", '"true"', "maybe"]),
         ("serving.journal_path", ["/nowhere/at/all/j.jsonl", "/", '"a\\0b"', "5", "''", "x" * 300]),
         ("serving.control_token_env", ["UNSET", "EMPTY", "SPLIT", "sk-123", "5"]),
         ("engine.api_key_env", ["UNSET"]),
