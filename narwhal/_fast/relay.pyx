@@ -359,7 +359,7 @@ cdef class Relay:
             return False
         if data is None:
             return False
-        data = b"data: %b\n\n" % data
+        data = b"data: %b\n\n" % data.replace(b"\n", b" ")  # white space, where it stands between values
         return self.block(<const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), at)
 
     cdef bytes lines_of(self, const unsigned char* p, Py_ssize_t n):

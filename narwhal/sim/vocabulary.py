@@ -2,13 +2,12 @@
 
 A token is one byte, two bytes, or a word with its leading space. Generated text is made of words, some of
 them beyond ASCII and beyond the Basic Multilingual Plane; any other text falls back to bytes, two to a token.
-A character's bytes may thus lie in two tokens, and its text then comes with the later one, as with real
+A character's bytes may thus lie in two tokens, and the text of both then comes with the later one, as with real
 models.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -78,12 +77,19 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def pieces(ids: Sequence[int]) -> list[str]:
-    """The text that each token adds. A character comes with the token that completes it."""
+    """The text that each token adds: none as long as it ends amid a character, as vLLM has it."""
     if not ids or (min(ids) >= FIRST_WORD and max(ids) < SIZE):
         return [_NAMED[i - FIRST_WORD] for i in ids]
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts = [decoder.decode(token_bytes(i)) for i in ids]
-    texts[-1] += decoder.decode(b"", True)
+    texts, held = [], b""
+    for i in ids:
+        held += token_bytes(i)
+        text = held.decode("utf-8", "replace")
+        if text.endswith("\ufffd"):
+            text = ""
+        else:
+            held = b""
+        texts.append(text)
+    texts[-1] += held.decode("utf-8", "replace")
     return texts
 
 

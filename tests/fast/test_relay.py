@@ -540,6 +540,70 @@ def test_another_attempt_starts_with_nothing_of_the_one_before() -> None:
     assert client.owner.calls == ["end", "output", "end"]
 
 
+class Shout:
+    """Rewrites events: leaves the quiet ones out, and refuses some."""
+
+    def event(self, data: bytes) -> bytes | None:
+        if b"no" in data:
+            raise ValueError("no")
+        for name in () if b"quiet" in data else (b"id", b"index"):
+            data = data.replace(b'"%b"' % name, b'"%b"' % name.upper())
+        return None if b"quiet" in data else data
+
+
+REST = b": now\r\n\r\ndata: %b\n\ndata: {\ndata:}\n\ndata: %b\r\rdata: %b\n\ndata: [DONE]\n\n" % (
+    chat("quiet", "[1]"), chat("b", "[2,3]"), chat("c", "[4]"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_an_attempt_goes_on_with_the_answer_of_the_one_before_however_reads_cut_it(
+    framed: bool,
+) -> None:
+    for pieces in splits(REST):
+        goes_on(list(pieces), framed)
+
+
+def goes_on(pieces: list[bytes], framed: bool) -> None:
+    """An answer that is cut after its first event, and goes on with these reads, is whole."""
+    client = Client(framed=framed)
+    client.feed(b"data: %b\n\ndata: {" % chat("a"))
+    client.relay.end_feed()
+    before = client.sent
+    assert (client.relay.output_sent, client.relay.tokens, client.relay.carried) == (True, 1, 0)
+    client.relay.begin(True, None, None, Shout())
+    assert (client.relay.output_sent, client.relay.first_at, client.relay.carried) == (True, 0, 1)
+    client.feed(*pieces)
+    rest = b": now\r\n\r\ndata: { }\n\n" + b"".join(
+        b'data: {"ID":"c","choices":[{"INDEX":0,"delta":{"content":"%b"}}]}\n\n' % text
+        for text in (b"b", b"c")
+    )
+    assert client.sent.startswith(before)
+    assert client.body == b"data: %b\n\n" % chat("a", None) + rest + DONE
+    assert (client.relay.tokens, client.relay.carried, client.relay.done) == (4, 1, True)
+    assert client.owner.calls == ["output", "end", "output", "end"]
+
+
+def test_a_rest_that_brings_no_output_leaves_the_client_as_it_was() -> None:
+    client = Client()
+    client.feed(b"data: %b\n\n" % chat("a"))
+    client.relay.end_feed()
+    before = client.sent
+    for rest in (
+        b"data: %b\n\n" % chat("quiet"),
+        b"data: %b\n\n" % chat("no"),
+        b"data: [DONE]\n\n",
+        b"data: x\n\n",
+    ):
+        client.relay.begin(True, None, None, Shout())
+        client.feed(rest)
+        client.relay.end_feed()
+        assert client.sent == before
+        assert client.relay.failure == "broken_stream"
+        assert client.relay.unjoinable == (b"no" in rest)
+        assert (client.relay.output_sent, client.relay.tokens) == (True, 1)
+
+
 def test_the_first_output_of_each_attempt_at_assembling_is_told() -> None:
     client = Client(assembler=Assembler(True, False, 1000))
     client.feed(event(chat("a")), event(ERROR))

@@ -40,12 +40,22 @@ def stream(engine: Engine, route: Route, body: bytes) -> list[bytes]:
     [
         (Route.COMPLETIONS, {}),
         (Route.COMPLETIONS, {"logprobs": 2}),
-        (Route.COMPLETIONS, {"min_tokens": 20, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+        (
+            Route.COMPLETIONS,
+            {"min_tokens": 20, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ),
         (Route.CHAT, {}),
         (Route.CHAT, {"logprobs": True, "stream_options": {"include_usage": True}}),
-        (Route.CHAT, {"repetition_penalty": 1.3, "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+        (
+            Route.CHAT,
+            {
+                "repetition_penalty": 1.3,
+                "ignore_eos": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_real_engine_goes_on_with_an_answer_that_was_cut_anywhere(
     producer: Engine, route: Route, more: dict[str, Any]
 ) -> None:
@@ -82,7 +92,7 @@ def test_a_real_engine_goes_on_with_an_answer_that_was_cut_anywhere(
 
 def text_of(event: dict[str, Any]) -> str:
     """The text of an event's choice."""
-    choice = next(iter(event["choices"]), {})
+    choice: dict[str, Any] = next(iter(event["choices"]), {})
     return choice.get("text") or choice.get("delta", {}).get("content") or ""
 
 

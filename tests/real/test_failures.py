@@ -1,7 +1,7 @@
 """Real engines are drained, stopped and killed under the router: two that prefill, two that decode.
 
 One of each is the session's and stays well; the others are this module's own. Each test ends with the fleet
-that the next begins with; the last one kills.
+that the next begins with; the last two kill.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from tests.real.test_engines import complete, eventually, long_prompt, token_ids
-from tests.real.test_router import Router, serving
+from tests.real.test_router import Router, assert_same_but_for_rounding, chat_alone, serving
 from tools.vllm_cpu.fleet import Engine, Fleet
 
 BACK_S = 60.0  # on a busy machine, several probes with inference
@@ -42,6 +42,14 @@ def router(fleet: Fleet, others: Fleet, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("failures")
     with serving(folder, "\n".join(lines), prefill_timeout_s=8, max_attempts=3) as router:
         yield router
+
+
+@pytest.fixture
+def spare(pytestconfig: pytest.Config) -> Iterator[Engine]:
+    """One more engine that decodes, to be killed."""
+    folder = pytestconfig.rootpath / "build" / "real-engines-3"
+    with Fleet.up(folder, {"decode": 1}, say=lambda line: None) as fleet:
+        yield fleet.by_role("decode")
 
 
 def lifecycle(router: Router, what: str = "", *engines: str) -> dict[str, Any]:
@@ -153,3 +161,65 @@ def test_when_the_only_decode_engine_is_killed_streams_end_with_an_error_and_who
     back(router, "d0")
     _, request = ask(router, whole, 4)
     assert router.row(request)["attempts"][0]["decode"] == "d0"
+
+
+def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_of_one_engine_alone(
+    fleet: Fleet, spare: Engine, producer: Engine, tmp_path: Path
+) -> None:
+    lines = Path(fleet.config).read_text().rstrip().splitlines()
+    lines.append(f'  - {{id: d2, url: "{spare.url}", role: decode}}')
+    lines.append("recovery: {readmit_ramp_s: 0.5}")
+    prompts = [long_prompt(name) for name in ("Text", "Chat", "Whole")]
+    more: dict[str, Any] = {"max_tokens": 600, "temperature": 0}
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    keys = more | {
+        "model": "tiny",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "extra_body": extra,
+    }
+    with (
+        serving(tmp_path, "\n".join(lines), continue_streams=True) as router,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        client: Any = router.client
+        lifecycle(router, "drain", "d0")
+        whole = threads.submit(ask, router, prompts[2], 600)
+        chat = [{"role": "user", "content": prompts[1]}]
+        streams = [
+            client.completions.create(prompt=prompts[0], logprobs=0, **keys),
+            client.chat.completions.create(messages=chat, logprobs=True, **keys),
+        ]
+        parts = [threads.submit(lambda one: [event.to_dict() for event in one], one) for one in streams]
+        assert eventually(lambda: lifecycle(router)["d2"]["running"] == 3)
+        back(router, "d0")
+        assert not whole.done()
+        assert not any(part.done() for part in parts)
+        os.killpg(spare.pid, signal.SIGKILL)
+        text_events, chat_events = (part.result() for part in parts)
+        ids, request = whole.result()
+        for name in (request, *(one.response.headers["x-request-id"] for one in streams)):
+            first, second = router.row(name)["attempts"]
+            assert (first["decode"], first["failure"], second["decode"]) == ("d2", "broken_stream", "d0")
+            assert second["continues_at"] > 0
+    assert ids == token_ids(complete(producer, prompts[2], 600, ignore_eos=True))
+    alone = complete(producer, prompts[0], 600, logprobs=0, ignore_eos=True)
+    assert joined(text_events, "text") == alone["choices"][0]["text"]
+    own = chat_alone(producer, prompts[1], logprobs=True, **more, **extra)
+    assert joined(chat_events, "content") == own["choices"][0]["message"]["content"]
+    for events, answer in ((text_events, alone), (chat_events, own)):
+        assert len({(event["id"], event["created"]) for event in events}) == 1
+        choices = [choice for event in events for choice in event["choices"]]
+        assert [token for choice in choices for token in choice.get("token_ids") or []] == token_ids(answer)
+        assert choices[-1]["finish_reason"] == "length"
+        for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            assert events[-1]["usage"][key] == answer["usage"][key]
+        for key, logprobs in answer["choices"][0]["logprobs"].items():
+            lists = [choice["logprobs"].get(key) for choice in choices if choice.get("logprobs")]
+            assert_same_but_for_rounding([one for part in lists for one in part or []], logprobs or [], key)
+
+
+def joined(events: list[dict[str, Any]], key: str) -> str:
+    """The text of a stream."""
+    choices = [choice for event in events for choice in event["choices"]]
+    return "".join(choice.get(key) or choice.get("delta", {}).get(key) or "" for choice in choices)
