@@ -34,6 +34,12 @@ class KeyRow:
     doc: str
 
 
+def _written(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "none" if default is None else str(default)
+
+
 def describe(table: type = FleetConfig, prefix: str = "") -> list[KeyRow]:
     """Every key of the fleet file, in the order of the table."""
     rows: list[KeyRow] = []
@@ -45,6 +51,6 @@ def describe(table: type = FleetConfig, prefix: str = "") -> list[KeyRow]:
         if item.default is MISSING:
             default = "required"
         else:
-            default = entry.inherits or ("none" if item.default is None else str(item.default))
+            default = entry.inherits or _written(item.default)
         rows.append(KeyRow(path, default, entry.kind.allowed, entry.doc))
     return rows

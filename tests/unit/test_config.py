@@ -145,7 +145,7 @@ def test_defaults_are_those_of_the_table() -> None:
         section, _, name = row.path.rpartition(".")
         if row.default != "required" and section in ("serving", "engine", "profiles", "recovery"):
             value = getattr(getattr(config, section), name)
-            assert ("none" if value is None else str(value)) == row.default
+            assert yaml.safe_load("~" if row.default == "none" else row.default) == value
     engine = config.engines[0]
     assert (engine.dialect, engine.prefill_concurrency, engine.decode_concurrency) == (Dialect.VLLM, 8, 256)
 
