@@ -48,9 +48,7 @@ def describe(table: type = FleetConfig, prefix: str = "") -> list[KeyRow]:
         if isinstance(entry, Section):
             rows += describe(entry.table, path + ("[]." if entry.many else "."))
             continue
-        if item.default is MISSING:
-            default = "required"
-        else:
-            default = entry.inherits or _written(item.default)
+        required = item.default is MISSING
+        default = "required" if required else entry.inherits or _written(item.default)
         rows.append(KeyRow(path, default, entry.kind.allowed, entry.doc))
     return rows

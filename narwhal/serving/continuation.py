@@ -142,6 +142,11 @@ class Continuation:
         return (self._most is None or recall.tokens < self._most) and self._text_only()
 
     @property
+    def complete(self) -> bool:
+        """Whether the last token came, so that nothing is missing that an engine would have to write."""
+        return self.recall.finished and self.prompt_tokens is not None
+
+    @property
     def unlimited(self) -> bool:
         """Whether the model's context is its only limit, which then has to be known."""
         return self._most is None
@@ -204,12 +209,10 @@ class Continuation:
             join,
         )
 
-    def tail(self, prompt_tokens: int, tokens: int) -> bytes:
-        """What is missing of a stream whose last token came: the usage if it is wanted, and [DONE].
-
-        `prompt_tokens` and `tokens` are the figures of that usage.
-        """
-        recall = self.recall
+    def tail(self, tokens: int) -> bytes:
+        """What is missing of a stream that is `complete` with so many tokens: the usage if it is wanted, and
+        [DONE]."""
+        recall, prompt_tokens = self.recall, self.prompt_tokens or 0
         if not self._request.include_usage:
             return b"data: [DONE]\n\n"
         what = b"chat.completion.chunk" if self._request.route is Route.CHAT else b"text_completion"
@@ -226,8 +229,9 @@ class Continuation:
             tokens,
         )
 
+    @property
     def prompt_tokens(self) -> int | None:
-        """The prompt's length, as far as its IDs are known."""
+        """The prompt's length, if its IDs are known."""
         ids = _ids(self.recall.prompt_ids or b"null")
         return None if ids is None else len(ids)
 

@@ -306,7 +306,7 @@ class Exchange:
                     avoid |= {failure.engine}
                     if self._handoff is not None and failure.evidence in _PRODUCERS_TOO:
                         avoid |= {self._handoff.producer}
-                if self._continuation is not None and self._continuation.recall.finished:
+                if self._continuation is not None and self._continuation.complete:
                     return self._complete(self._continuation)
                 if not self._may_try_again(failure, avoid):
                     raise failure.ending from None
@@ -373,14 +373,23 @@ class Exchange:
 
     def _complete(self, continuation: Continuation) -> bytes | None:
         """Finish an answer whose last token had come when its engine was lost."""
+        relay = self._relay
+        assert relay is not None
+        if self._assembler is not None:
+            return self._assembled(continuation.prompt_tokens or 0, None, self._decode_where)
+        relay.end_with(continuation.tail(relay.output_tokens()[0]))
+        return None
+
+    def _assembled(self, prompt_tokens: int, cached: int | None, where: str) -> bytes:
+        """The whole response. Raises Ending."""
         relay, assembler = self._relay, self._assembler
         assert relay is not None
+        assert assembler is not None
         tokens, _ = relay.output_tokens()
-        prompt_tokens = continuation.prompt_tokens() or self.record.input_tokens or 0
-        if assembler is not None:
-            return assembler.finish(prompt_tokens, tokens)
-        relay.end_with(continuation.tail(prompt_tokens, tokens))
-        return None
+        try:
+            return assembler.finish(prompt_tokens, tokens, -1 if cached is None else cached)
+        except AssemblyError as error:
+            raise Ending("assembly", f"{where}: {error}") from None
 
     async def _size(self, request: CompletionRequest) -> None:
         """Learn the input's length in tokens."""
@@ -634,13 +643,7 @@ class Exchange:
         self._learn_output(request, relay, grant)
         if self._assembler is None:
             return None
-        tokens, _ = relay.output_tokens()
-        try:
-            return self._assembler.finish(
-                self.record.input_tokens or 0, tokens, -1 if cached is None else cached
-            )
-        except AssemblyError as error:
-            raise Ending("assembly", f"{where}: {error}") from None
+        return self._assembled(self.record.input_tokens or 0, cached, where)
 
     def _stream_failure(self, relay: Relay, where: str, engine: int) -> Exception:
         name = relay.failure or "broken_stream"

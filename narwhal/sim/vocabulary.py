@@ -2,8 +2,8 @@
 
 A token is one byte, two bytes, or a word with its leading space. Generated text is made of words, some of
 them beyond ASCII and beyond the Basic Multilingual Plane; any other text falls back to bytes, two to a token.
-A character's bytes may thus lie in two tokens, and the text of both then comes with the later one, as with real
-models.
+A character's bytes may thus lie in two tokens, and the text of both then comes with the later one, as with
+real models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a real engine writes after a prompt that ends with the beginning of its own answer: the answer's rest.
 
-An engine's stream is cut after each of its events, and the rest is asked for as the router would when the
-engine is lost. Whatever the cut, the joined stream must be the whole one.
+An engine's stream is cut after some of its events, above all those without text, and the rest is asked for as
+the router would when the engine is lost. Whatever the cut, the joined stream must be the whole one.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def test_a_real_engine_goes_on_with_an_answer_that_was_cut_anywhere(
     events = stream(producer, route, b"".join(dialect.decode_body(request, None)))
     assert events[-1] == b"[DONE]"
     whole = [json.loads(event) for event in events[:-1]]
-    silent = sum(not text_of(event) for event in whole)
-    cuts = [cut for cut in range(len(whole)) if ids_of(whole[:cut])]
-    print(f"{len(cuts)} cuts, {silent} events without text")
-    for cut in cuts:
+    silent = {cut for cut in range(1, len(whole)) if not text_of(whole[cut - 1])}
+    for cut in sorted(silent | set(range(1, len(whole), 7))):
+        if not ids_of(whole[:cut]):
+            continue
         continuation = Continuation.of(request, 1 << 20)
         assert continuation is not None
         for event in events[:cut]:
@@ -82,7 +82,7 @@ def test_a_real_engine_goes_on_with_an_answer_that_was_cut_anywhere(
         rest, join = found
         again = stream(producer, Route.COMPLETIONS, b"".join(dialect.decode_body(rest, None)))
         joined = [event for event in map(join.event, again[:-1]) if event is not None]
-        print(cut, continuation.recall.seam, continuation.recall.tokens)
+        print(route, cut, continuation.recall.seam, continuation.recall.tokens)
         assert_same_but_for_rounding(
             [without_cached(json.loads(event)) for event in joined],
             [without_cached(event) for event in whole[cut:]],
