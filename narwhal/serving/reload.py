@@ -6,12 +6,15 @@ under it: a changed engine needs another ID. All else in the file is read at the
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 from narwhal.config import ConfigError, EngineConfig, FleetConfig, Problem
 
 _FIXED = ("url", "role", "dialect")
+# What these say, engines say: a change of theirs is one of engines.
+_ENGINES = ("engines", "serving.prefill_concurrency", "serving.decode_concurrency")
 
 
 class Changes(NamedTuple):
@@ -21,7 +24,7 @@ class Changes(NamedTuple):
     returned: list[str]  # they had been taken out before
     removed: list[str]
     limited: dict[str, EngineConfig]  # their seats are others
-    ignored: list[str]  # sections that changed, to no effect before a restart
+    ignored: list[str]  # keys that changed, to no effect before a restart
 
     @property
     def in_words(self) -> str:
@@ -66,9 +69,16 @@ def compare(config: FleetConfig, removed: set[str], new: FleetConfig, source: st
         returned=[name for name in wanted if name in removed],
         removed=[name for name in known if name not in wanted and name not in removed],
         limited={name: engine for name, engine in wanted.items() if name in known and engine != known[name]},
-        ignored=[
-            item.name
-            for item in fields(FleetConfig)
-            if item.name != "engines" and getattr(config, item.name) != getattr(new, item.name)
-        ],
+        ignored=list(_differing(config, new)),
     )
+
+
+def _differing(before: Any, after: Any, section: str = "") -> Iterator[str]:
+    for item in fields(before):
+        key, one, other = section + item.name, getattr(before, item.name), getattr(after, item.name)
+        if key in _ENGINES or one == other:
+            continue
+        if is_dataclass(one):
+            yield from _differing(one, other, f"{key}.")
+        else:
+            yield key

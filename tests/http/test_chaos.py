@@ -263,7 +263,7 @@ def fleet_file(folder: Path, engines: list[Engine]) -> str:
             "port": 0, "admission": "open", "max_attempts": 3, "request_timeout_s": DEADLINE_S,
             "queue_timeout_s": DEADLINE_S, "prefill_timeout_s": 4.0, "first_token_timeout_s": 4.0,
             "stream_idle_timeout_s": 4.0, "retention_limit": 1000, "queue_capacity": 1000,
-            "prefill_concurrency": 64, "retry_reserve": 2000, "retry_share": 1.0,
+            "prefill_concurrency": 64, "retry_reserve": 2000, "retry_share": 1.0, "continue_streams": True,
         },
         "engine": {"connect_timeout_s": 2.0, "idle_connection_s": 1.0},
         "recovery": {"liveness_interval_s": 1.0, "liveness_misses": 2, "probe_timeout_s": 3.0,
@@ -316,8 +316,12 @@ async def under_chaos(router: Watched, engines: list[Engine], dice: Random) -> N
     assert not clients.wrong, clients.wrong[:5]
     told = sum(clients.ended.values()) + sum(warming.ended.values())
     assert state["requests"]["offered"] == told
-    whole = sum(count for what, count in clients.ended.items() if what.startswith("whole: "))
-    assert clients.ended["whole: served"] >= 0.99 * whole
+    for kind in ("whole", "stream"):
+        asked = sum(count for what, count in clients.ended.items() if what.startswith(f"{kind}: "))
+        print(f"{clients.ended[f'{kind}: served'] / asked:.2%} of {asked} served ({kind})")
+        assert clients.ended[f"{kind}: served"] >= 0.99 * asked
+    print(f"{state['requests']['continuations']} of {state['requests']['retries']} further attempts went on")
+    assert state["requests"]["continuations"] > 0
     assert router.files <= files + 4
     assert router.memory_mib <= memory * 1.1 + 16
 

@@ -111,8 +111,10 @@ def test_what_can_not_change_under_an_engine_changes_nothing_and_is_named() -> N
         assert "http://10.0.0.9:1 in place of" in problem.seen
         assert where.router.config == config
         assert available(where) == ["p0", "d0"]
-        other = replace(config, slo=replace(config.slo, ttft_s=9.0))
-        assert "until a restart: slo" in where.router.reload(other, "fleet.yaml").in_words
+        serving = replace(config.serving, max_attempts=7, prefill_concurrency=5)
+        other = replace(config, slo=replace(config.slo, ttft_s=9.0), serving=serving)
+        words = where.router.reload(other, "fleet.yaml").in_words
+        assert words == "left as they are until a restart: slo.ttft_s, serving.max_attempts"
 
     on_router(test)
 
