@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from narwhal._fast.assemble import Assembler
 from narwhal._fast.outlet import Outlet
+from narwhal._fast.recall import Recall
 from narwhal._fast.relay import Relay
 from tests.fast.oracles import chunked, scan, sse
 from tests.fast.oracles import relay as oracle
@@ -77,6 +78,7 @@ class Client:
             keep_ids=self.asked.keep_ids,
             keep_usage=self.asked.keep_usage,
             limit=self.asked.limit,
+            recall=Recall(True),  # it takes note, and changes nothing
         )
         self.begin(assembler)
 
