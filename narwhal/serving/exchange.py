@@ -315,7 +315,7 @@ class Exchange:
                 self._drop_leg()
                 self._give_back_seats()
             await self._back_off()
-            request = await self._rest_of(whole, lost)
+            request = await self._rest_of(whole, lost, avoid)
             if self._join is not None:
                 avoid |= self._router.without_token_ids
 
@@ -352,7 +352,9 @@ class Exchange:
         finally:
             timer.cancel()
 
-    async def _rest_of(self, whole: CompletionRequest, lost: Ending) -> CompletionRequest:
+    async def _rest_of(
+        self, whole: CompletionRequest, lost: Ending, avoid: frozenset[int]
+    ) -> CompletionRequest:
         """What the next attempt is to ask for: the rest of the answer where that can be, else all of it.
 
         Raises Ending, `lost`, if the client has a part of the answer and the rest can't be asked for.
@@ -361,7 +363,7 @@ class Exchange:
         assert relay is not None
         self._join, self._input_tokens = None, self.record.input_tokens or 0
         if continuation is not None and continuation.possible:
-            context = await self._ask_for_context() if continuation.unlimited else None
+            context = await self._ask_for_context(avoid) if continuation.unlimited else None
             rest = continuation.rest(context)
             if rest is not None:
                 request, self._join = rest
@@ -410,13 +412,17 @@ class Exchange:
         reply = await self._ask(lambda engine, future: engine.tokenize(pieces, self._leg_id("t"), future))
         return None if reply is None else read_token_count(reply)
 
-    async def _ask_for_context(self) -> int | None:
-        reply = await self._ask(lambda engine, future: engine.get("/v1/models", future))
+    async def _ask_for_context(self, avoid: frozenset[int]) -> int | None:
+        reply = await self._ask(lambda engine, future: engine.get("/v1/models", future), avoid)
         return None if reply is None else read_context(reply, self._router.config.model)
 
-    async def _ask(self, send: Callable[[Engine, asyncio.Future[Reply | None]], Leg]) -> Reply | None:
+    async def _ask(
+        self,
+        send: Callable[[Engine, asyncio.Future[Reply | None]], Leg],
+        avoid: frozenset[int] = frozenset(),
+    ) -> Reply | None:
         """Ask some engine for something small; None if it does not answer soon."""
-        engine = self._router.any_engine(Phase.PREFILL)
+        engine = self._router.any_engine(Phase.PREFILL, avoid)
         if engine is None:
             return None
         future: asyncio.Future[Reply | None] = self._loop.create_future()

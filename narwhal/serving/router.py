@@ -252,9 +252,9 @@ class Router:
         engines = enumerate(self.engines)
         return frozenset(index for index, engine in engines if not engine.dialect.supplies_token_ids)
 
-    def any_engine(self, phase: Phase) -> Engine | None:
-        """Some engine that serves a phase."""
-        engines = eligible(self.table, phase, frozenset())
+    def any_engine(self, phase: Phase, avoid: frozenset[int] = frozenset()) -> Engine | None:
+        """Some engine that serves a phase, and is not to be avoided."""
+        engines = eligible(self.table, phase, avoid)
         return self.engines[engines[0]] if engines else None
 
     def _recovery_figures(self) -> RecoveryFigures:

@@ -6,6 +6,7 @@ with the same answer uncut: byte for byte, but for how the body is cut into chun
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 from typing import Any
@@ -175,6 +176,22 @@ def test_a_chat_without_a_limit_of_its_own_goes_on_to_the_models() -> None:
         assert rest["max_tokens"] == where.fleet["d1"].options.max_model_len - prompt - delivered
 
     on_router(test, **PAIRS)
+
+
+def test_the_models_limit_is_not_asked_of_the_engine_that_was_lost() -> None:
+    async def test(where: Routed) -> None:
+        body = asked(CHAT, stream=True, return_token_ids=True)
+        del body["max_tokens"]
+        b0 = where.fleet["b0"]
+        b0.faults.set(Fault(FaultName.STALL, after=3))
+        asking = asyncio.ensure_future(where.ask(CHAT, body))
+        await eventually(lambda: b0.stats.events == 3)
+        b0.faults.set(Fault(FaultName.REFUSE))
+        assert (await asking).token_ids == expected_output(body)[0]
+        b0.faults.set()
+
+    serving = SERVING | {"stream_idle_timeout_s": 0.3}
+    on_router(test, prefill=0, decode=0, both=2, **KEYS | {"serving": serving})
 
 
 def test_what_stalls_or_says_nonsense_in_the_middle_is_gone_on_with_too() -> None:

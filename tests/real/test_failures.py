@@ -170,7 +170,7 @@ def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_o
     lines.append(f'  - {{id: d2, url: "{spare.url}", role: decode}}')
     lines.append("recovery: {readmit_ramp_s: 0.5}")
     prompts = [long_prompt(name) for name in ("Text", "Chat", "Whole")]
-    more: dict[str, Any] = {"max_tokens": 600, "temperature": 0}
+    more: dict[str, Any] = {"max_tokens": 300, "temperature": 0}
     extra = {"return_token_ids": True, "ignore_eos": True}
     keys = more | {
         "model": "tiny",
@@ -184,7 +184,7 @@ def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_o
     ):
         client: Any = router.client
         lifecycle(router, "drain", "d0")
-        whole = threads.submit(ask, router, prompts[2], 600)
+        whole = threads.submit(ask, router, prompts[2], 300)
         chat = [{"role": "user", "content": prompts[1]}]
         streams = [
             client.completions.create(prompt=prompts[0], logprobs=0, **keys),
@@ -202,8 +202,8 @@ def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_o
             first, second = router.row(name)["attempts"]
             assert (first["decode"], first["failure"], second["decode"]) == ("d2", "broken_stream", "d0")
             assert second["continues_at"] > 0
-    assert ids == token_ids(complete(producer, prompts[2], 600, ignore_eos=True))
-    alone = complete(producer, prompts[0], 600, logprobs=0, ignore_eos=True)
+    assert ids == token_ids(complete(producer, prompts[2], 300, ignore_eos=True))
+    alone = complete(producer, prompts[0], 300, logprobs=0, ignore_eos=True)
     assert joined(text_events, "text") == alone["choices"][0]["text"]
     own = chat_alone(producer, prompts[1], logprobs=True, **more, **extra)
     assert joined(chat_events, "content") == own["choices"][0]["message"]["content"]
