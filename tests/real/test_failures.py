@@ -166,9 +166,13 @@ def test_when_the_only_decode_engine_is_killed_streams_end_with_an_error_and_who
 def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_of_one_engine_alone(
     fleet: Fleet, spare: Engine, producer: Engine, tmp_path: Path
 ) -> None:
-    lines = Path(fleet.config).read_text().rstrip().splitlines()
-    lines.append(f'  - {{id: d2, url: "{spare.url}", role: decode}}')
-    lines.append("recovery: {readmit_ramp_s: 0.5}")
+    text = (
+        Path(fleet.config)
+        .read_text()
+        .rstrip()
+        .replace("role: decode}", "role: decode, decode_concurrency: 3}")
+    )
+    lines = [text, f'  - {{id: d2, url: "{spare.url}", role: decode}}', "recovery: {readmit_ramp_s: 0.5}"]
     prompts = [long_prompt(name) for name in ("Text", "Chat", "Whole")]
     more: dict[str, Any] = {"max_tokens": 300, "temperature": 0}
     extra = {"return_token_ids": True, "ignore_eos": True}
@@ -183,7 +187,12 @@ def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_o
         ThreadPoolExecutor(3) as threads,
     ):
         client: Any = router.client
-        lifecycle(router, "drain", "d0")
+        # Others keep d0's seats until the answers have begun on d2.
+        lifecycle(router, "drain", "d2")
+        others = [
+            client.completions.create(prompt=prompts[0], **keys | {"max_tokens": 1500}) for _ in range(3)
+        ]
+        back(router, "d2")
         whole = threads.submit(ask, router, prompts[2], 300)
         chat = [{"role": "user", "content": prompts[1]}]
         streams = [
@@ -192,10 +201,9 @@ def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_o
         ]
         parts = [threads.submit(lambda one: [event.to_dict() for event in one], one) for one in streams]
         assert eventually(lambda: lifecycle(router)["d2"]["running"] == 3)
-        back(router, "d0")
-        assert not whole.done()
-        assert not any(part.done() for part in parts)
         os.killpg(spare.pid, signal.SIGKILL)
+        for one in others:
+            one.close()
         text_events, chat_events = (part.result() for part in parts)
         ids, request = whole.result()
         for name in (request, *(one.response.headers["x-request-id"] for one in streams)):
