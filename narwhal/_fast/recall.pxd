@@ -1,6 +1,6 @@
 # What has been delivered of an answer, so that another engine can go on with it. See recall.pyx.
 
-from narwhal._fast.json cimport Cursor
+from narwhal._fast.json cimport Cursor, Value
 
 cdef class Recall:
     cdef bint chat
@@ -21,4 +21,5 @@ cdef class Recall:
     cdef int read_event(self, const unsigned char* p, Py_ssize_t n) except -1
     cdef int read_choice(self, Cursor* c) except -1
     cdef int read_delta(self, Cursor* c, int depth, Py_ssize_t* text_start, Py_ssize_t* text_end) except -1
+    cdef int take_prompt(self, Cursor* c, Value* ids) except -1
     cdef int take_ids(self, const unsigned char* p, Py_ssize_t start, Py_ssize_t end) except -1

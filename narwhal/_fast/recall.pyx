@@ -118,7 +118,7 @@ cdef class Recall:
             elif self.created is None and spells(&c, &key, b"created", 7):
                 self.created = span(p, &value)
             elif value.kind == IS_ARRAY and spells(&c, &key, b"prompt_token_ids", 16):
-                self.prompt_ids = span(p, &value)
+                self.take_prompt(&c, &value)
         return 0
 
     cdef int read_choice(self, Cursor* c) except -1:
@@ -145,7 +145,7 @@ cdef class Recall:
             elif spells(c, &key, b"finish_reason", 13):
                 self.finished = True
             elif value.kind == IS_ARRAY and spells(c, &key, b"prompt_token_ids", 16):
-                self.prompt_ids = span(p, &value)
+                self.take_prompt(c, &value)
             elif not spells(c, &key, b"index", 5) and not spells(c, &key, b"stop_reason", 11):
                 self.plain = False
         if ids_end > ids_start:
@@ -178,6 +178,11 @@ cdef class Recall:
                 text_start[0], text_end[0] = value.start + 1, value.end - 1
             elif not spells(c, &key, b"role", 4):
                 self.plain = False
+        return 0
+
+    cdef int take_prompt(self, Cursor* c, Value* ids) except -1:
+        if self.prompt_ids is None and not is_empty(c, ids):
+            self.prompt_ids = span(c.text, ids)
         return 0
 
     cdef int take_ids(self, const unsigned char* p, Py_ssize_t start, Py_ssize_t end) except -1:

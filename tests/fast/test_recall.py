@@ -51,6 +51,11 @@ def events(chat: bool) -> st.SearchStrategy[list[dict[str, Any]]]:
     )
 
 
+def prompt_of(value: Any) -> Any:
+    """The prompt's token IDs in the first of an event's choices, if these are what `value` is."""
+    return value[0].get("prompt_token_ids") if isinstance(value, list) and value else None
+
+
 def obvious(chat: bool, given: list[dict[str, Any]]) -> dict[str, Any]:
     """The same by plain reading."""
     kept: dict[str, Any] = {
@@ -67,8 +72,8 @@ def obvious(chat: bool, given: list[dict[str, Any]]) -> dict[str, Any]:
             break
         for name in ("id", "created"):
             kept[name] = event[name] if kept[name] is None else kept[name]
-        if "prompt_token_ids" in event:
-            kept["prompt"] = event["prompt_token_ids"]
+        places = [value if name == "prompt_token_ids" else prompt_of(value) for name, value in event.items()]
+        kept["prompt"] = kept["prompt"] or next(filter(None, places), None)
         for number, choice in enumerate(event.get("choices", [])):
             if number:
                 kept["plain"] = False
@@ -79,8 +84,6 @@ def obvious(chat: bool, given: list[dict[str, Any]]) -> dict[str, Any]:
                 kept["plain"] = False
             if choice.get("finish_reason"):
                 kept["finished"] = True
-            if choice.get("prompt_token_ids"):
-                kept["prompt"] = choice["prompt_token_ids"]
             ids = choice.get("token_ids") or []
             kept["ids"] += ids
             if text and len(ids) == 1:
