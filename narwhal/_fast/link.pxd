@@ -3,6 +3,7 @@
 from narwhal._fast.chunked cimport Chunked
 from narwhal._fast.heads cimport ResponseHead
 from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.reactor cimport Receiver
 from narwhal._fast.relay cimport Relay
 
 cdef enum Phase:
@@ -13,7 +14,7 @@ cdef enum Phase:
     TO_CLOSE = 4    # in a body that ends with the connection
     CLOSED = 5
 
-cdef class EngineLink:
+cdef class EngineLink(Receiver):
     cdef Outlet outlet
     cdef object pool            # told when the connection is free again, or gone
     cdef object leg             # told of a whole reply, or that none will come; None once told
@@ -33,7 +34,6 @@ cdef class EngineLink:
     cdef readonly bint reused   # it has served a request before this one
     cdef readonly double freed_at   # when its last answer was complete
 
-    cdef void receive(self, const unsigned char* p, Py_ssize_t n)
     cdef Py_ssize_t read_head(self, const unsigned char* p, Py_ssize_t n)
     cdef bint payload(self, const unsigned char* p, Py_ssize_t n, double at)
     cdef void complete(self, bint reusable)

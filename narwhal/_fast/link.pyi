@@ -1,6 +1,6 @@
-import asyncio
 from typing import Protocol
 
+from narwhal._fast.reactor import Receiver
 from narwhal._fast.relay import Relay
 
 class Pool(Protocol):
@@ -12,7 +12,7 @@ class Leg(Protocol):
     def on_reply(self, status: int, body: bytes, retry_after_s: int) -> None: ...
     def on_lost(self, why: str, stale: bool) -> None: ...
 
-class EngineLink(asyncio.Protocol):
+class EngineLink(Receiver):
     reused: bool
     heard: bool
     freed_at: float

@@ -1,9 +1,10 @@
 """One connection to an engine: HTTP/1.1, client side, one request at a time.
 
-It is the event loop's protocol object, so that from a read on the engine's socket to the write on the
-client's nothing leaves Cython. A reply that is an event stream goes to the relay as it comes; any other is
-collected whole, within a bound, and given to the leg. After the answer is complete the connection goes back
-to its pool if the reply ended where its framing says.
+It is a Receiver of the reactor's, so that from a read on the engine's socket to the write on the client's
+nothing leaves Cython; under TLS it is the protocol object of the event loop's own transport. A reply that is
+an event stream goes to the relay as it comes; any other is collected whole, within a bound, and given to the
+leg. After the answer is complete the connection goes back to its pool if the reply ended where its framing
+says.
 
 Whoever is told of an answer is told once, and may do anything to the connection from within the call: it is
 forgotten first, and the connection's own state looked at again after.
@@ -21,13 +22,14 @@ from narwhal._fast.chunked cimport (
 from narwhal._fast.clock cimport now
 from narwhal._fast.heads cimport read_response_head
 from narwhal._fast.outlet cimport Outlet
+from narwhal._fast.reactor cimport Receiver
 from narwhal._fast.relay cimport DONE, FAILED, Relay
 
 # How much may follow a complete answer before the connection is given up instead of being read to its end.
 cdef Py_ssize_t SURPLUS_LIMIT = 65536
 
 
-cdef class EngineLink:
+cdef class EngineLink(Receiver):
     def __init__(self, pool, Py_ssize_t limit):
         """`limit` bounds a collected body, in bytes.
 
@@ -125,7 +127,7 @@ cdef class EngineLink:
 
     # ---- reading
 
-    cdef void receive(self, const unsigned char* p, Py_ssize_t n):
+    cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1:
         cdef double at = now()
         cdef Py_ssize_t i = 0, used = 0, start = 0, size = 0
         cdef ChunkStep step
@@ -133,7 +135,7 @@ cdef class EngineLink:
         if self.phase == IDLE or self.phase == CLOSED:
             # Nothing was asked.
             self.give_up()
-            return
+            return 0
         if self.phase == HEAD:
             self.heard = True
             if self.buffer is not None:
@@ -144,30 +146,30 @@ cdef class EngineLink:
                 n = PyByteArray_GET_SIZE(kept)
             i = self.read_head(p, n)
             if i < 0:
-                return
+                return 0
             if i == 0 and self.phase == HEAD:
                 self.buffer = PyByteArray_FromStringAndSize(<const char*>p, n)
-                return
+                return 0
         if self.leg is None:
             self.surplus += n - i
             if self.surplus > SURPLUS_LIMIT:
                 self.give_up()
-                return
+                return 0
         if self.phase == CHUNKS:
             while i < n:
                 step = chunked_next(&self.chunked, p + i, n - i, &used, &start, &size)
                 if step == CHUNK_DATA:
                     if not self.payload(p + i + start, size, at):
-                        return
+                        return 0
                 elif step == CHUNK_END:
                     i += used
                     if self.streaming and self.relay is not None:
                         self.relay.flush()
                     self.complete(i == n)
-                    return
+                    return 0
                 elif step == CHUNK_BAD:
                     self.broken(f"its chunked coding is broken: {self.chunked.error.decode()}")
-                    return
+                    return 0
                 else:
                     break
                 i += used
@@ -175,17 +177,18 @@ cdef class EngineLink:
             size = n - i if n - i < self.left else <Py_ssize_t>self.left
             self.left -= size
             if size > 0 and not self.payload(p + i, size, at):
-                return
+                return 0
             if self.left == 0:
                 if self.streaming and self.relay is not None:
                     self.relay.flush()
                 self.complete(i + size == n)
-                return
+                return 0
         elif i < n and not self.payload(p + i, n - i, at):
-            return
+            return 0
         if self.streaming and self.relay is not None:
             self.relay.flush()
             self.after_flush()
+        return 0
 
     cdef Py_ssize_t read_head(self, const unsigned char* p, Py_ssize_t n):
         # Returns the bytes used, 0 if more are needed, -1 if the connection has been given up.

@@ -7,10 +7,14 @@ by a task of its own: whoever asked for it may have left by then, and it serves 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from narwhal._fast.link import EngineLink
+from narwhal._fast.reactor import Reactor
 from narwhal.config import EngineUrl
 
 # How long the rest of a reply may take once the answer in it is complete.
@@ -70,13 +74,10 @@ class Pool:
     async def _open(
         self, ready: Callable[[EngineLink], bool], failed: Callable[[ConnectionFailed], None]
     ) -> None:
-        url = self._url
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, link = await loop.create_connection(
-                    lambda: EngineLink(self, self._reply_limit), url.host, url.port, ssl=self._tls
-                )
+                link = await (self._connect(loop) if self._tls is None else self._connect_tls(loop))
         except TimeoutError:
             failed(
                 ConnectionFailed(
@@ -95,6 +96,32 @@ class Pool:
             self._links.add(link)
             if not ready(link):
                 self.free(link)
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> EngineLink:
+        """A plain connection, to the first of the host's addresses that takes it. Raises OSError."""
+        url = self._url
+        link = EngineLink(self, self._reply_limit)
+        addresses = await _addresses(loop, url.host, url.port)
+        while True:
+            family, _, protocol, _, address = addresses.pop(0)
+            try:
+                sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, protocol)
+                with contextlib.closing(sock):
+                    await loop.sock_connect(sock, address)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    Reactor.of(loop).attach(sock.detach(), link, address)
+            except OSError:
+                if not addresses:
+                    raise
+            else:
+                return link
+
+    async def _connect_tls(self, loop: asyncio.AbstractEventLoop) -> EngineLink:
+        """A connection under TLS. Raises OSError, ssl.SSLError included."""
+        _, link = await loop.create_connection(
+            lambda: EngineLink(self, self._reply_limit), self._url.host, self._url.port, ssl=self._tls
+        )
+        return link
 
     def free(self, link: EngineLink) -> None:
         """A connection's answer is complete and it may serve another."""
@@ -140,3 +167,11 @@ class Pool:
         for link in list(self._links):
             link.abort()
         self._idle.clear()
+
+
+async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[tuple[Any, ...]]:
+    """Where a host can be connected to. A name is looked up on another thread. Raises OSError."""
+    try:
+        return [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)]
+    except socket.gaierror:
+        return [*await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)]

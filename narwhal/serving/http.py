@@ -13,18 +13,14 @@ is not worth an engine's time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import re
-import socket
-import termios
 import time
-from array import array
 from enum import Enum
 from typing import Protocol, cast
 
 from narwhal._fast.chunked import ChunkedDecoder
 from narwhal._fast.outlet import Outlet
+from narwhal._fast.reactor import Transport
 from narwhal.config import ServingConfig
 from narwhal.outcomes import Ending
 from narwhal.serving import replies
@@ -114,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._transport: asyncio.Transport | None = None
+        self._transport: Transport | None = None
         self._state = _State.HEAD
         self._buffer = b""  # what has come and is not read yet: part of a head, or later requests
         self._head_begun = False
@@ -139,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
     # ---- the event loop's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = cast("Transport", transport)
         self.outlet.attach(self._transport)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
@@ -305,7 +301,7 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if not self._reading_paused or transport is None or self._state is _State.CLOSED:
             return
-        if is_established(transport):
+        if transport.is_established():
             self._loop.call_later(LOOK_S, self._look)
         else:
             self._left_by_client()
@@ -559,13 +555,7 @@ class ClientConnection(asyncio.Protocol):
 
         The kernel's share tells a slow reader from none: it makes room for more only in large steps.
         """
-        transport = self._transport
-        if transport is None:
-            return 0
-        kernel = array("i", [0])
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kernel)
-        return transport.get_write_buffer_size() + kernel[0]
+        return 0 if self._transport is None else self._transport.unsent()
 
     # ---- the end
 
@@ -577,18 +567,6 @@ class ClientConnection(asyncio.Protocol):
         handler, self.handler = self.handler, None
         if handler is not None:
             handler.client_left()
-
-
-def is_established(transport: asyncio.Transport) -> bool:
-    """Whether the peer has neither closed its side nor gone; true where the system does not tell."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or not hasattr(socket, "TCP_INFO"):
-        return True
-    try:
-        # The first byte of struct tcp_info is the connection's state (linux/tcp.h); 1 is TCP_ESTABLISHED.
-        return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1)
-    except OSError:
-        return True
 
 
 def _too_large(handler: Handler, declared: int | None) -> Ending:

@@ -13,6 +13,8 @@ import logging
 import socket
 from collections.abc import Callable
 
+from narwhal._fast.reactor import Reactor
+
 log = logging.getLogger("narwhal.serving")
 
 BACKLOG = 4096
@@ -34,7 +36,7 @@ class Listener:
         self._sockets = sockets
         self._factory = factory
         self._loop = loop
-        self._taking: set[asyncio.Task[object]] = set()
+        self._reactor = Reactor.of(loop)
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         for sock in sockets:
             loop.add_reader(sock, self._take, sock)
@@ -60,20 +62,18 @@ class Listener:
         port: int = self._sockets[0].getsockname()[1]
         return port
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Listen no more. Connections that were taken in stay."""
         for handle in self._pauses.values():
             handle.cancel()
         for sock in self._sockets:
             self._loop.remove_reader(sock)
             sock.close()
-        if self._taking:
-            await asyncio.wait(self._taking)
 
     def _take(self, sock: socket.socket) -> None:
         for _ in range(A_TURN):
             try:
-                client, _ = sock.accept()
+                client, peer = sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
@@ -87,14 +87,10 @@ class Listener:
                 return
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            task = self._loop.create_task(self._loop.connect_accepted_socket(self._factory, client))
-            self._taking.add(task)
-            task.add_done_callback(self._taken)
-
-    def _taken(self, task: asyncio.Task[object]) -> None:
-        self._taking.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("a connection could not be taken in: %s", error)
+            try:
+                self._reactor.attach(client.detach(), self._factory(), peer)
+            except OSError as error:
+                log.warning("a connection could not be taken in: %s", error.strerror)
 
     def _listen_again(self, sock: socket.socket) -> None:
         del self._pauses[sock]

@@ -101,7 +101,7 @@ class Server:
 
     async def _stop(self, router: Router, listener: Listener, graceful_s: float) -> None:
         router.readiness.set(State.STOPPING, "server", "the router is shutting down")
-        await listener.close()
+        listener.close()
         for connection in list(self._connections):
             connection.stop()
         if router.exchanges and not self._hurry.is_set():

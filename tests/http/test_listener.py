@@ -37,7 +37,7 @@ def test_a_burst_of_clients_is_taken_in_within_a_few_turns_of_the_loop() -> None
             transport.close()
         for sock in sockets:
             sock.close()
-        await listener.close()
+        listener.close()
         return turns
 
     assert uvloop.run(burst()) < 20

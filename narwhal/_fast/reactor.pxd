@@ -1,0 +1,54 @@
+# The loop's own plain TCP connections, served from Cython. See reactor.pyx.
+
+from libc.stdint cimport uint32_t
+
+cdef class Receiver:
+    # A protocol of the event loop's whose bytes need not become an object first. What is at p is good until
+    # the method returns.
+    cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1
+
+cdef class Reactor:
+    cdef object __weakref__
+    cdef object loop
+    cdef int epoll              # the descriptor that the loop watches
+    cdef bint watched           # the loop watches it
+    cdef list transports        # by descriptor; None where there is none
+    cdef int open_count
+    cdef uint32_t generation    # tells a descriptor's owner from its earlier ones
+    cdef unsigned char* buffer  # what is being read, by one transport at a time
+    cdef list ended             # (transport, exception) whose protocols have not been told yet
+
+    cdef int watch(self, Transport transport, uint32_t interest) except -1
+    cdef void forget(self, Transport transport, exc)
+    cdef int regulate(self, Transport transport) except -1
+    cdef int report(self, Transport transport, exc) except -1
+
+cdef class Transport:
+    cdef Reactor reactor
+    cdef object protocol        # None once it knows that the connection is gone
+    cdef Receiver receiver      # the same, if its bytes need not become an object
+    cdef tuple peer
+    cdef int fd                 # -1 once closed
+    cdef uint32_t generation
+    cdef uint32_t interest      # what epoll watches it for; 0: it is not watched
+    cdef bint reading           # reading is not paused, and the peer's end has not been seen
+    cdef bint at_eof            # the peer has closed its half
+    cdef bint closing           # it closes once everything is sent
+    cdef bint half              # our half is closed once everything is sent
+    cdef bint full              # the protocol has been told to stop writing
+    cdef list queue             # buffers that the socket did not take yet, or None
+    cdef bytearray tail         # the queue's last buffer, if more may be put into it
+    cdef Py_ssize_t offset      # bytes of the first one that it did
+    cdef Py_ssize_t queued      # bytes it did not
+
+    cdef int put(self, const unsigned char* p, Py_ssize_t n) except -1
+    cdef int ready(self, uint32_t events) except -1
+    cdef int read(self) except -1
+    cdef int end_of_file(self) except -1
+    cdef int keep(self, data) except -1
+    cdef int send_queue(self) except -1
+    cdef int after_sending(self) except -1
+    cdef int drop_sent(self, Py_ssize_t sent) except -1
+    cdef int settle_interest(self) except -1
+    cdef int fail(self, int code) except -1
+    cdef int end(self, exc) except -1

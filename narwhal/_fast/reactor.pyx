@@ -1,0 +1,523 @@
+"""The event loop's plain TCP connections, without the event loop in between.
+
+A general loop serves a readable socket by a handle of its own, a bytes object and a Python call, for each
+event. Here one epoll instance has all the connections, and only its own descriptor is the loop's: one call a
+turn takes every socket that is ready, reads it into a buffer they all share, and hands the span to a
+Receiver. What a protocol sends goes to the socket at once; only what the socket does not take is kept, and
+sent when there is room.
+
+A Transport here keeps the contract of asyncio's, so that protocols can be on either: callbacks in the same
+order, `connection_lost` once and never from within a call, and the same marks for back-pressure. It does
+without what isn't needed: there is no TLS, and none but the loop's thread may touch it.
+
+What is ready in one turn can be closed, paused or replaced by a protocol served before it in the same turn.
+So epoll is given no pointers but a descriptor and the generation of its owner, and both are looked at anew.
+A socket is taken out of the instance before it is closed, since closing does not do that while a forked child
+has a copy.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+import os
+import weakref
+
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        uint64_t u64
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int flags)
+    int epoll_ctl(int epoll, int operation, int fd, epoll_event* event)
+    int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms)
+    int EPOLL_CLOEXEC
+    int EPOLL_CTL_ADD
+    int EPOLL_CTL_MOD
+    int EPOLL_CTL_DEL
+    uint32_t EPOLLIN
+    uint32_t EPOLLOUT
+    uint32_t EPOLLERR
+    uint32_t EPOLLHUP
+
+cdef extern from "<sys/uio.h>" nogil:
+    cdef struct iovec:
+        void* iov_base
+        size_t iov_len
+
+cdef extern from "<sys/socket.h>" nogil:
+    cdef struct msghdr:
+        iovec* msg_iov
+        size_t msg_iovlen
+    ssize_t recv(int fd, void* p, size_t n, int flags)
+    ssize_t send(int fd, const void* p, size_t n, int flags)
+    ssize_t sendmsg(int fd, const msghdr* message, int flags)
+    int shutdown(int fd, int how)
+    int getsockopt(int fd, int level, int option, void* value, unsigned int* length)
+    int MSG_NOSIGNAL
+    int MSG_DONTWAIT
+    int SHUT_WR
+
+cdef extern from "<netinet/in.h>" nogil:
+    int IPPROTO_TCP
+
+cdef extern from "<netinet/tcp.h>" nogil:
+    int TCP_INFO
+    int TCP_ESTABLISHED
+
+cdef extern from "<sys/ioctl.h>" nogil:
+    int ioctl(int fd, unsigned long request, int* value)
+    unsigned long TIOCOUTQ
+
+cdef extern from "<unistd.h>" nogil:
+    int close(int fd)
+
+cdef enum:
+    A_TURN = 256                # ready sockets that are served before the loop has its turn again
+    BUFFER = 262144             # bytes of one read
+    PIECES = 64                 # buffers of one write
+    MOST_SENT = 1 << 20         # bytes of a queue that are sent in one turn
+    SMALL = 65536               # bytes; what is kept in smaller pieces is put together
+    HIGH_WATER = 65536          # bytes in a queue from which its protocol is to stop writing ...
+    LOW_WATER = 16384           # ... and down to which it is not to begin again
+
+_reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
+
+
+cdef class Receiver:
+    cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1:
+        raise NotImplementedError
+
+
+cdef class Reactor:
+    def __cinit__(self):
+        self.epoll = -1
+
+    def __init__(self, loop):
+        """Use `Reactor.of`. Raises OSError."""
+        self.loop = loop
+        self.transports = []
+        self.ended = []
+        self.epoll = epoll_create1(EPOLL_CLOEXEC)
+        if self.epoll < 0:
+            raise os_error(errno)
+        self.buffer = <unsigned char*>PyMem_Malloc(BUFFER)
+        if self.buffer == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self.epoll >= 0:
+            close(self.epoll)
+        PyMem_Free(self.buffer)
+
+    @staticmethod
+    def of(loop):
+        """The loop's reactor; it lives as long as somebody holds it or a connection of it is open.
+
+        Raises OSError if the system has no descriptor left.
+        """
+        reactor = _reactors.get(id(loop))
+        if reactor is None:
+            reactor = _reactors[id(loop)] = Reactor(loop)
+        return reactor
+
+    @property
+    def open(self) -> int:
+        """How many connections are open."""
+        return self.open_count
+
+    def fileno(self) -> int:
+        """The epoll instance: readable while a connection is ready."""
+        return self.epoll
+
+    def attach(self, int fd, protocol not None, tuple peer=None):
+        """Serve a connected, non-blocking socket of which only `fd` is left, until it is closed.
+
+        `protocol` is an asyncio.Protocol, and is told of its connection before this returns. `peer` is the
+        other end's address. Raises OSError, and has closed the socket then.
+        """
+        cdef Transport transport = Transport.__new__(Transport)
+        transport.fd = fd
+        transport.reactor = self
+        transport.protocol = protocol
+        transport.receiver = protocol if isinstance(protocol, Receiver) else None
+        transport.peer = peer
+        transport.reading = True
+        self.generation += 1
+        transport.generation = self.generation
+        transport.settle_interest()
+        while len(self.transports) <= fd:
+            self.transports.append(None)
+        self.transports[fd] = transport
+        self.open_count += 1
+        if not self.watched:
+            self.loop.add_reader(self.epoll, self._turn)
+            self.watched = True
+        try:
+            protocol.connection_made(transport)
+        except Exception as error:
+            self.report(transport, error)
+        return transport
+
+    def _turn(self):
+        # The loop's call: serve what is ready, once each.
+        cdef epoll_event events[A_TURN]
+        cdef Transport transport
+        cdef int i, fd, count = epoll_wait(self.epoll, events, A_TURN, 0)
+        for i in range(count):
+            fd = <int>(events[i].data.u64 & 0xFFFFFFFF)
+            transport = <Transport>self.transports[fd]
+            if transport is None or transport.generation != <uint32_t>(events[i].data.u64 >> 32):
+                continue
+            try:
+                transport.ready(events[i].events)
+            except Exception as error:
+                self.report(transport, error)
+
+    cdef int watch(self, Transport transport, uint32_t interest) except -1:
+        cdef epoll_event event
+        cdef int operation = EPOLL_CTL_MOD
+        if transport.interest == 0:
+            operation = EPOLL_CTL_ADD
+        elif interest == 0:
+            operation = EPOLL_CTL_DEL
+        event.events = interest
+        event.data.u64 = <uint64_t>transport.generation << 32 | <uint32_t>transport.fd
+        if epoll_ctl(self.epoll, operation, transport.fd, &event) < 0:
+            raise os_error(errno)
+        transport.interest = interest
+        return 0
+
+    cdef void forget(self, Transport transport, exc):
+        # Its socket is about to be closed; its protocol is told by a call of the loop's own.
+        self.transports[transport.fd] = None
+        self.open_count -= 1
+        self.ended.append((transport, exc))
+        if len(self.ended) == 1:
+            self.loop.call_soon(self._tell)
+
+    def _tell(self):
+        # Protocols learn that their connections are gone.
+        cdef Transport transport
+        cdef list ended = self.ended
+        self.ended = []
+        for transport, exc in ended:
+            protocol = transport.protocol
+            transport.protocol = transport.receiver = None
+            try:
+                protocol.connection_lost(exc)
+            except Exception as error:
+                self.report(transport, error)
+        if self.open_count == 0 and self.watched:
+            self.watched = False
+            self.loop.remove_reader(self.epoll)
+
+    cdef int regulate(self, Transport transport) except -1:
+        # Whoever writes is not to blame for what the protocol does when it is told.
+        try:
+            if transport.full:
+                transport.protocol.pause_writing()
+            else:
+                transport.protocol.resume_writing()
+        except Exception as error:
+            self.report(transport, error)
+        return 0
+
+    cdef int report(self, Transport transport, exc) except -1:
+        # A protocol has failed in a call that nobody waits for: the loop says so, and its connection ends.
+        self.loop.call_exception_handler(
+            {
+                "message": "a connection's protocol failed; the connection is closed",
+                "exception": exc,
+                "transport": transport,
+                "protocol": transport.protocol,
+            }
+        )
+        return transport.end(exc)
+
+
+cdef class Transport:
+    """One connection, for a protocol of asyncio's. See asyncio.Transport for what is not said here."""
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __dealloc__(self):
+        # Its loop has gone before it was closed.
+        if self.fd >= 0:
+            close(self.fd)
+
+    # ---- reading
+
+    cdef int ready(self, uint32_t events) except -1:
+        if self.reading and events & (EPOLLIN | EPOLLHUP | EPOLLERR):
+            self.read()
+        if self.queued and events & (EPOLLOUT | EPOLLHUP | EPOLLERR):
+            self.send_queue()
+            self.after_sending()
+        return 0
+
+    cdef int read(self) except -1:
+        cdef Reactor reactor = self.reactor
+        cdef ssize_t n = recv(self.fd, reactor.buffer, BUFFER, MSG_DONTWAIT)
+        if n > 0:
+            if self.receiver is not None:
+                self.receiver.receive(reactor.buffer, n)
+            else:
+                self.protocol.data_received(PyBytes_FromStringAndSize(<const char*>reactor.buffer, n))
+        elif n == 0:
+            self.end_of_file()
+        elif errno != EAGAIN and errno != EINTR:
+            self.fail(errno)
+        return 0
+
+    cdef int end_of_file(self) except -1:
+        self.reading = False
+        self.at_eof = True
+        self.settle_interest()
+        if not self.protocol.eof_received():
+            self.close()
+        return 0
+
+    def pause_reading(self) -> None:
+        if self.reading:
+            self.reading = False
+            self.settle_interest()
+
+    def resume_reading(self) -> None:
+        if not self.reading and not self.at_eof and not self.closing and self.fd >= 0:
+            self.reading = True
+            self.settle_interest()
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    cdef int settle_interest(self) except -1:
+        # With nothing to wait for it is not watched at all: a reset would be told again and again.
+        cdef uint32_t interest = 0
+        if self.fd < 0:
+            return 0
+        if self.reading:
+            interest |= EPOLLIN
+        if self.queued:
+            interest |= EPOLLOUT
+        if interest != self.interest:
+            self.reactor.watch(self, interest)
+        return 0
+
+    # ---- writing
+
+    cdef int put(self, const unsigned char* p, Py_ssize_t n) except -1:
+        """Send these bytes, or copy what the socket does not take."""
+        cdef ssize_t sent = 0
+        if n == 0 or self.fd < 0 or self.closing or self.half:
+            return 0
+        if self.queued == 0:
+            sent = send(self.fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT)
+            if sent == n:
+                return 0
+            if sent < 0:
+                if errno != EAGAIN and errno != EINTR:
+                    return self.fail(errno)
+                sent = 0
+        self.keep(PyBytes_FromStringAndSize(<const char*>p + sent, n - sent))
+        return self.after_sending()
+
+    def write(self, const unsigned char[::1] data not None) -> None:
+        if data.shape[0]:
+            self.put(&data[0], data.shape[0])
+
+    def writelines(self, list pieces not None) -> None:
+        """Send these buffers in order. What the socket does not take at once is kept, large ones uncopied."""
+        if self.fd < 0 or self.closing or self.half:
+            return
+        if self.queued:
+            for piece in pieces:
+                self.keep(piece)
+        else:
+            self.queue = pieces[:]
+            self.tail = None
+            for piece in pieces:
+                self.queued += len(piece)
+            self.send_queue()
+        self.after_sending()
+
+    cdef int keep(self, data) except -1:
+        cdef Py_ssize_t n = len(data), size
+        cdef Py_buffer view
+        if self.queue is None:
+            self.queue = []
+        self.queued += n
+        if n >= SMALL:
+            self.tail = None
+            self.queue.append(data)
+        elif self.tail is None or PyByteArray_GET_SIZE(self.tail) >= SMALL:
+            self.tail = bytearray(data)
+            self.queue.append(self.tail)
+        else:
+            size = PyByteArray_GET_SIZE(self.tail)
+            PyByteArray_Resize(self.tail, size + n)
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            memcpy(PyByteArray_AS_STRING(self.tail) + size, view.buf, n)
+            PyBuffer_Release(&view)
+        return 0
+
+    cdef int send_queue(self) except -1:
+        # Send until the socket takes no more, or others are due.
+        cdef Py_buffer views[PIECES]
+        cdef iovec pieces[PIECES]
+        cdef msghdr message
+        cdef int count, i
+        cdef ssize_t sent
+        cdef Py_ssize_t total, so_far = 0
+        memset(&message, 0, sizeof(message))
+        while self.queued and so_far < MOST_SENT:
+            count = 0
+            total = -self.offset
+            try:
+                for piece in self.queue:
+                    if count == PIECES:
+                        break
+                    PyObject_GetBuffer(piece, &views[count], PyBUF_SIMPLE)
+                    pieces[count].iov_base = views[count].buf
+                    pieces[count].iov_len = views[count].len
+                    total += views[count].len
+                    count += 1
+                pieces[0].iov_base = <unsigned char*>pieces[0].iov_base + self.offset
+                pieces[0].iov_len -= self.offset
+                message.msg_iov = pieces
+                message.msg_iovlen = count
+                sent = sendmsg(self.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+            finally:
+                for i in range(count):
+                    PyBuffer_Release(&views[i])
+            if sent < 0:
+                if errno == EAGAIN or errno == EINTR:
+                    return 0
+                return self.fail(errno)
+            self.drop_sent(sent)
+            so_far += sent
+            if sent < total:
+                return 0
+        return 0
+
+    cdef int drop_sent(self, Py_ssize_t sent) except -1:
+        cdef Py_ssize_t whole = 0, size
+        self.queued -= sent
+        sent += self.offset
+        for piece in self.queue:
+            size = len(piece)
+            if sent < size:
+                break
+            sent -= size
+            whole += 1
+        self.offset = sent
+        if self.queued == 0:
+            self.queue = self.tail = None
+        else:
+            del self.queue[:whole]
+        return 0
+
+    cdef int after_sending(self) except -1:
+        # Whatever follows from how much is queued now.
+        if self.fd < 0:
+            return 0
+        self.settle_interest()
+        if self.queued > HIGH_WATER and not self.full:
+            self.full = True
+            self.reactor.regulate(self)
+        elif self.full and self.queued <= LOW_WATER:
+            self.full = False
+            self.reactor.regulate(self)
+        if self.queued == 0 and self.fd >= 0:
+            if self.closing:
+                self.end(None)
+            elif self.half:
+                shutdown(self.fd, SHUT_WR)
+        return 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.queued
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if self.fd >= 0 and not self.closing and not self.half:
+            self.half = True
+            if self.queued == 0:
+                shutdown(self.fd, SHUT_WR)
+
+    # ---- the end
+
+    def is_closing(self) -> bool:
+        return self.closing or self.fd < 0
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        if self.fd < 0 or self.closing:
+            return
+        self.closing = True
+        self.reading = False
+        if self.queued:
+            self.settle_interest()
+        else:
+            self.end(None)
+
+    def abort(self) -> None:
+        """Close now."""
+        self.end(None)
+
+    cdef int fail(self, int code) except -1:
+        return self.end(os_error(code))
+
+    cdef int end(self, exc) except -1:
+        cdef Reactor reactor = self.reactor
+        cdef int fd = self.fd
+        if fd < 0:
+            return 0
+        if self.interest:
+            reactor.watch(self, 0)
+        reactor.forget(self, exc)
+        self.fd = -1
+        close(fd)
+        self.closing = True
+        self.reading = False
+        self.queue = self.tail = None
+        self.queued = 0
+        return 0
+
+    # ---- what is known of the connection
+
+    def get_extra_info(self, str name, default=None):
+        """`peername`, the other end's address; there is nothing else to be had."""
+        return self.peer if name == "peername" and self.peer is not None else default
+
+    def get_protocol(self):
+        return self.protocol
+
+    def unsent(self) -> int:
+        """Bytes that the peer has not taken: those queued here, and the kernel's."""
+        cdef int kernel = 0
+        if self.fd >= 0:
+            ioctl(self.fd, TIOCOUTQ, &kernel)
+        return self.queued + kernel
+
+    def is_established(self) -> bool:
+        """Whether the peer has neither closed its half nor gone, as far as the system knows."""
+        # The first byte of struct tcp_info is the connection's state (linux/tcp.h).
+        cdef unsigned char state = 0
+        cdef unsigned int length = 1
+        if self.fd < 0:
+            return False
+        return getsockopt(self.fd, IPPROTO_TCP, TCP_INFO, &state, &length) < 0 or state == TCP_ESTABLISHED
+
+
+cdef object os_error(int code):
+    return OSError(code, os.strerror(code))

@@ -1,0 +1,652 @@
+"""Connections of the reactor: every byte once and in order, every end told once, and nobody's turn taken.
+
+The rules are those of asyncio's transports. A socket pair stands for a connection; the test plays the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from narwhal._fast.reactor import Reactor, Transport
+
+A_TURN = 256  # connections that are served before the loop has its turn
+HIGH_WATER, LOW_WATER = 65536, 16384
+PLENTY = os.urandom(8 << 20)  # more than a pair of sockets holds
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+
+
+class Told(asyncio.Protocol):
+    """Keeps what it is told."""
+
+    def __init__(self, keep_open: bool = False) -> None:
+        self.keep_open = keep_open
+        self.received = b""
+        self.calls: list[Any] = []
+        self.on_data: Callable[[], None] = lambda: None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.calls.append("made")
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.on_data()
+
+    def eof_received(self) -> bool:
+        self.calls.append("eof")
+        return self.keep_open
+
+    def pause_writing(self) -> None:
+        self.calls.append("pause")
+
+    def resume_writing(self) -> None:
+        self.calls.append("resume")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.calls.append(("lost", type(exc) if exc else None))
+
+
+LOST, RESET = ("lost", None), ("lost", ConnectionResetError)
+
+
+class End:
+    """One connection of the loop's reactor, and the peer's socket."""
+
+    def __init__(self, protocol: Told | None = None, pair: tuple[socket.socket, socket.socket] | None = None):
+        ours, self.peer = pair or socket.socketpair()
+        ours.setblocking(False)
+        self.peer.setblocking(False)
+        self.told = protocol or Told()
+        self.reactor = Reactor.of(asyncio.get_running_loop())
+        self.fd = ours.detach()
+        self.transport = self.reactor.attach(self.fd, self.told)
+
+    def read(self, size: int = 1 << 24) -> bytes:
+        """What the peer has been sent so far."""
+        data = b""
+        while len(data) < size:
+            try:
+                more = self.peer.recv(size - len(data))
+            except BlockingIOError:
+                break
+            if not more:
+                break
+            data += more
+        return data
+
+    async def read_all(self) -> bytes:
+        """What the peer is sent until the end of it."""
+        return await _read_all(self.peer)
+
+
+async def _read_all(peer: socket.socket) -> bytes:
+    data, loop = b"", asyncio.get_running_loop()
+    while more := await loop.sock_recv(peer, 1 << 20):
+        data += more
+    return data
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection: a socket pair knows no reset."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        peer = socket.create_connection(listening.getsockname())
+        ours, _ = listening.accept()
+    return ours, peer
+
+
+def reset(peer: socket.socket) -> None:
+    """Close with a reset."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until it is so."""
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0)
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop turn, for something not to happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def open_files() -> int:
+    """How many descriptors this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def is_ready(reactor: Reactor) -> bool:
+    """Whether the loop has to serve the reactor now."""
+    return bool(select.select([reactor], [], [], 0)[0])
+
+
+# ---- bytes
+
+
+@on_each_loop
+def test_what_comes_is_told_and_what_is_written_is_sent_at_once(run: Run) -> None:
+    async def main() -> None:
+        end = End()
+        end.peer.send(b"question")
+        await until(lambda: end.told.received == b"question")
+        end.transport.write(b"an")
+        end.transport.writelines([b"s", memoryview(b"we"), bytearray(b"r")])
+        end.transport.write(b"")
+        # No turn of the loop was needed.
+        assert end.read() == b"answer"
+        end.transport.close()
+        assert await end.read_all() == b""
+        await until(lambda: end.told.calls == ["made", LOST])
+        end.peer.close()
+
+    run(main())
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["write", "write", "pieces", "read", "turn"]), st.integers(1, 400_000)),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS, st.booleans())
+def test_bytes_arrive_once_and_in_order_whatever_the_reader_does(
+    steps: list[tuple[str, int]], half: bool
+) -> None:
+    async def main() -> None:
+        end, written, received = End(Told(keep_open=True)), 0, b""
+        for step, size in steps:
+            if step in ("write", "pieces"):
+                data = PLENTY[written : written + size]
+                written += len(data)
+                if step == "write":
+                    end.transport.write(data)
+                else:
+                    cuts = sorted((0, size // 7, size // 2, size))
+                    pieces = [memoryview(data)[a:b] for a, b in itertools.pairwise(cuts)]
+                    end.transport.writelines([*pieces, b""])
+            elif step == "read":
+                received += end.read(size)
+            else:
+                await asyncio.sleep(0)
+            assert 0 <= end.transport.get_write_buffer_size() <= written - len(received)
+        if half:
+            end.transport.write_eof()
+            end.transport.write(b"late")
+            end.peer.send(b"heard")
+        else:
+            end.transport.close()
+        received += await end.read_all()
+        assert received == PLENTY[:written]
+        if half:
+            await until(lambda: end.told.received == b"heard")
+            end.transport.close()
+        await until(lambda: LOST in end.told.calls)
+        end.peer.close()
+        # To stop and to go on alternate, however often.
+        marks = [call for call in end.told.calls if call in ("pause", "resume")]
+        assert marks == ["pause", "resume"] * (len(marks) // 2)
+
+    uvloop.run(main())
+
+
+def test_small_pieces_for_a_reader_who_is_behind_are_put_together() -> None:
+    async def main() -> None:
+        end = End()
+        end.transport.write(PLENTY)
+        behind = end.transport.get_write_buffer_size()
+        gc.collect()
+        before = len(gc.get_objects())
+        for number in range(10_000):
+            end.transport.write(b"%05d" % number)
+        assert end.transport.get_write_buffer_size() == behind + 50_000
+        assert len(gc.get_objects()) < before + 100
+        end.transport.close()
+        assert await end.read_all() == PLENTY + b"".join(b"%05d" % number for number in range(10_000))
+        end.peer.close()
+
+    uvloop.run(main())
+
+
+@on_each_loop
+def test_a_protocol_is_told_to_stop_writing_above_one_mark_and_to_go_on_below_another(run: Run) -> None:
+    async def main() -> None:
+        end = End()
+        while not end.transport.get_write_buffer_size():
+            end.transport.write(PLENTY[:1000])
+        queued = end.transport.get_write_buffer_size()
+        end.transport.write(PLENTY[: HIGH_WATER - queued])
+        assert end.told.calls == ["made"]
+        end.transport.write(b"1")
+        end.transport.write(b"2")
+        assert end.told.calls == ["made", "pause"]
+        await turns()
+        assert end.told.calls == ["made", "pause"]
+        sizes = []
+        while end.told.calls == ["made", "pause"]:
+            sizes.append(end.transport.get_write_buffer_size())
+            end.read(4096)
+            await asyncio.sleep(0)
+        assert end.told.calls == ["made", "pause", "resume"]
+        assert min(sizes) > LOW_WATER >= end.transport.get_write_buffer_size()
+        end.transport.abort()
+        end.peer.close()
+        await turns()
+
+    run(main())
+
+
+@on_each_loop
+def test_while_reading_is_paused_nothing_is_told_and_nothing_lost(run: Run) -> None:
+    async def main() -> None:
+        end = End()
+        end.transport.pause_reading()
+        end.transport.pause_reading()
+        assert not end.transport.is_reading()
+        end.peer.send(b"waits")
+        end.peer.shutdown(socket.SHUT_WR)
+        await turns()
+        assert (end.told.received, end.told.calls) == (b"", ["made"])
+        assert not is_ready(end.reactor)
+        end.transport.resume_reading()
+        end.transport.resume_reading()
+        await until(lambda: LOST in end.told.calls)
+        assert (end.told.received, end.told.calls) == (b"waits", ["made", "eof", LOST])
+        end.peer.close()
+
+    run(main())
+
+
+# ---- ends
+
+
+@on_each_loop
+@pytest.mark.parametrize("keep_open", [False, True])
+def test_the_peers_end_is_told_once_and_its_protocol_decides(run: Run, keep_open: bool) -> None:
+    async def main() -> None:
+        end = End(Told(keep_open))
+        end.peer.shutdown(socket.SHUT_WR)
+        if keep_open:
+            await until(lambda: "eof" in end.told.calls)
+            end.transport.resume_reading()
+            await turns()
+            assert end.told.calls == ["made", "eof"]
+            assert not is_ready(end.reactor)
+            end.transport.write(b"still heard")
+            end.transport.close()
+        await until(lambda: LOST in end.told.calls)
+        assert await end.read_all() == (b"still heard" if keep_open else b"")
+        assert end.told.calls == ["made", "eof", LOST]
+        end.peer.close()
+
+    run(main())
+
+
+@on_each_loop
+def test_closing_sends_what_is_queued_and_reads_no_more(run: Run) -> None:
+    async def main() -> None:
+        end = End()
+        end.transport.write(PLENTY)
+        end.transport.close()
+        end.transport.close()
+        end.transport.write(b"late")
+        end.transport.writelines([b"late"])
+        end.transport.resume_reading()
+        assert end.transport.is_closing()
+        end.peer.send(b"not read")
+        await turns()
+        assert end.told.calls == ["made", "pause"]
+        data = b""
+        while len(data) < len(PLENTY):
+            data += end.read(len(PLENTY) - len(data))
+            await asyncio.sleep(0)
+        assert data == PLENTY
+        await until(lambda: LOST in end.told.calls)
+        assert end.told.received == b""
+        end.peer.close()
+
+    run(main())
+
+
+@on_each_loop
+def test_an_abort_drops_what_is_queued_and_is_told_later(run: Run) -> None:
+    async def main() -> None:
+        end = End()
+        end.transport.write(PLENTY)
+        end.transport.abort()
+        assert end.told.calls == ["made", "pause"]
+        end.transport.abort()
+        end.transport.close()
+        end.transport.write(b"late")
+        end.transport.write_eof()
+        end.transport.pause_reading()
+        end.transport.resume_reading()
+        assert end.transport.is_closing()
+        assert end.transport.get_write_buffer_size() == end.transport.unsent() == 0
+        await turns()
+        assert end.told.calls == ["made", "pause", LOST]
+        assert len(await end.read_all()) < len(PLENTY)
+        end.peer.close()
+
+    run(main())
+
+
+@on_each_loop
+@pytest.mark.parametrize("reading", [True, False])
+@pytest.mark.parametrize("writing", [True, False])
+def test_a_reset_ends_a_connection_that_is_read_or_written(run: Run, reading: bool, writing: bool) -> None:
+    async def main() -> None:
+        end = End(pair=tcp_pair())
+        assert end.transport.is_established()
+        if writing:
+            end.transport.write(PLENTY)
+        if not reading:
+            end.transport.pause_reading()
+        reset(end.peer)
+        if not reading and not writing:
+            # Nobody waits for anything, so nobody is disturbed; who asks is told.
+            await until(lambda: not end.transport.is_established())
+            await turns()
+            assert end.told.calls == ["made"]
+            assert not is_ready(end.reactor)
+            end.transport.resume_reading()
+        await until(lambda: RESET in end.told.calls)
+        assert [call for call in end.told.calls if call not in ("made", "pause")] == [RESET]
+        assert not end.transport.is_established()
+
+    run(main())
+
+
+def test_a_write_that_fails_ends_the_connection_once() -> None:
+    async def main() -> None:
+        end = End()
+        end.peer.close()
+        end.transport.write(b"one")
+        end.transport.write(b"two")
+        assert end.transport.is_closing()
+        await turns()
+        assert end.told.calls == ["made", ("lost", BrokenPipeError)]
+
+    uvloop.run(main())
+
+
+def test_what_a_peer_has_not_taken_counts_as_unsent() -> None:
+    async def main() -> None:
+        end = End(pair=tcp_pair())
+        end.transport.write(PLENTY)
+        queued = end.transport.get_write_buffer_size()
+        assert queued < end.transport.unsent() <= len(PLENTY)
+        async with asyncio.timeout(10):
+            got = len(end.read())
+            while end.transport.unsent():
+                await asyncio.sleep(0)
+                got += len(end.read())
+        assert got <= len(PLENTY)
+        end.transport.abort()
+        end.peer.close()
+        await turns()
+
+    uvloop.run(main())
+
+
+# ---- one among many
+
+
+@on_each_loop
+@pytest.mark.parametrize("what", ["abort", "pause_reading"])
+def test_what_a_protocol_does_to_a_connection_that_is_ready_too_holds_at_once(run: Run, what: str) -> None:
+    async def main() -> None:
+        ends = [End(), End()]
+        for end, other in zip(ends, reversed(ends), strict=True):
+            end.told.on_data = getattr(other.transport, what)
+            end.peer.send(b"x")
+        await turns()
+        # Whichever came first has silenced the other.
+        assert sorted(end.told.received for end in ends) == [b"", b"x"]
+        for end in ends:
+            end.transport.abort()
+            end.peer.close()
+        await turns()
+
+    run(main())
+
+
+@on_each_loop
+def test_a_descriptors_new_owner_is_not_told_of_what_was_ready_for_the_last(run: Run) -> None:
+    async def main() -> None:
+        ends = [End(), End()]
+        new: list[End] = []
+
+        def replace(other: End) -> None:
+            other.transport.abort()
+            pairs = [socket.socketpair() for _ in range(3)]
+            # The lowest free number is given out first.
+            (pair,) = [pair for pair in pairs if other.fd in (pair[0].fileno(), pair[1].fileno())]
+            for unused in pairs:
+                if unused is not pair:
+                    unused[0].close()
+                    unused[1].close()
+            new.append(End(pair=pair if pair[0].fileno() == other.fd else (pair[1], pair[0])))
+            assert new[0].fd == other.fd
+            # Were it read now, it would be at its end.
+            new[0].told.on_data = lambda: pytest.fail("nothing was sent")
+
+        for end, other in zip(ends, reversed(ends), strict=True):
+            end.told.on_data = lambda other=other: replace(other)  # type: ignore[misc]
+            end.peer.send(b"x")
+        await turns()
+        assert len(new) == 1
+        assert new[0].told.calls == ["made"]
+        new[0].told.on_data = lambda: None
+        new[0].peer.send(b"its own")
+        await until(lambda: new[0].told.received == b"its own")
+        for end in (*ends, *new):
+            end.transport.abort()
+            end.peer.close()
+        await turns()
+
+    run(main())
+
+
+@on_each_loop
+def test_a_protocol_that_fails_loses_its_own_connection_and_no_other(run: Run) -> None:
+    async def main() -> None:
+        reports: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context))
+
+        def fail() -> None:
+            raise ValueError("a mistake")
+
+        bad, good = End(), End()
+        bad.told.on_data = fail
+        for end in (bad, good):
+            end.peer.send(b"x")
+        await until(lambda: good.told.received and bad.told.calls == ["made", ("lost", ValueError)])
+        assert [str(report["exception"]) for report in reports] == ["a mistake"]
+        assert good.told.calls == ["made"]
+        good.transport.close()
+        for end in (bad, good):
+            end.peer.close()
+        await turns()
+
+    run(main())
+
+
+@on_each_loop
+def test_a_writer_does_not_suffer_from_another_protocols_failure(run: Run) -> None:
+    async def main() -> None:
+        reports: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context))
+
+        class Bad(Told):
+            def pause_writing(self) -> None:
+                raise ValueError("a mistake")
+
+        end = End(Bad())
+        end.transport.write(PLENTY)
+        assert end.transport.is_closing()
+        assert len(reports) == 1
+        end.peer.close()
+        await turns()
+        assert end.told.calls == ["made", ("lost", ValueError)]
+
+    run(main())
+
+
+@on_each_loop
+def test_others_have_their_turn_while_many_connections_are_ready(run: Run) -> None:
+    async def main() -> None:
+        ends = [End() for _ in range(A_TURN + 50)]
+        served: list[End] = []
+        for end in ends:
+            end.told.on_data = lambda end=end: served.append(end)  # type: ignore[misc]
+            end.peer.send(b"x")
+        seen = []
+        while len(served) < len(ends):
+            await asyncio.sleep(0)
+            seen.append(len(served))
+        assert any(0 < count < len(ends) for count in seen)
+        assert len(set(map(id, served))) == len(ends)
+        for end in ends:
+            end.transport.abort()
+            end.peer.close()
+        await turns()
+
+    run(main())
+
+
+def test_loops_in_two_threads_do_not_meet() -> None:
+    def echo(seed: int) -> None:
+        async def main() -> None:
+            end = End(Told(keep_open=True))
+            end.told.on_data = lambda: None
+            size, loop = 3 << 20, asyncio.get_running_loop()
+            data = bytes([seed]) * size
+            sending = asyncio.create_task(loop.sock_sendall(end.peer, data))
+            await until(lambda: len(end.told.received) == size)
+            await sending
+            assert end.told.received == data
+            end.transport.close()
+            end.peer.close()
+            await turns()
+            results.append(seed)
+
+        uvloop.run(main())
+
+    results: list[int] = []
+    threads = [threading.Thread(target=echo, args=(seed,)) for seed in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [1, 2, 3]
+
+
+@on_each_loop
+def test_a_reactor_goes_with_its_last_connection(run: Run) -> None:
+    async def main() -> None:
+        before = open_files()
+        for _ in range(3):
+            end = End()
+            assert end.reactor is Reactor.of(asyncio.get_running_loop())
+            assert end.reactor.open == 1
+            end.transport.close()
+            await until(partial(end.told.calls.__contains__, LOST))
+            assert end.reactor.open == 0
+            end.peer.close()
+            del end
+            gc.collect()
+            assert open_files() <= before
+
+    run(main())
+
+
+def test_a_loop_that_is_closed_with_connections_open_leaves_no_descriptor() -> None:
+    def leave() -> None:
+        async def main() -> None:
+            ends.append(End())
+
+        ends: list[End] = []
+        uvloop.run(main())
+        ends.pop().peer.close()
+
+    leave()
+    gc.collect()
+    before = open_files()
+    for _ in range(3):
+        leave()
+    gc.collect()
+    assert open_files() == before
+
+
+def test_a_forked_childs_end_does_not_touch_the_parents_connections() -> None:
+    async def main() -> None:
+        end, gone = End(), End()
+        wait_here, go_on = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(go_on)
+            os.read(wait_here, 1)
+            # Drop everything, as an interpreter's end would.
+            end.transport = gone.transport = None  # type: ignore[assignment]
+            gc.collect()
+            os._exit(0)
+        os.close(wait_here)
+        # What is closed here is still open in the child, perhaps: it must not be heard of again.
+        gone.transport.abort()
+        with contextlib.suppress(BrokenPipeError):
+            gone.peer.send(b"to nobody")
+        assert not is_ready(end.reactor)
+        os.close(go_on)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        end.peer.send(b"still here")
+        await until(lambda: end.told.received == b"still here")
+        assert gone.told.received == b""
+        for each in (end, gone):
+            each.transport.abort()
+            each.peer.close()
+        await turns()
+
+    uvloop.run(main())
+
+
+def test_only_what_is_asked_for_is_told_of_a_connection() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        told = Told()
+        peer = ("192.0.2.1", 80)
+        transport = Reactor.of(asyncio.get_running_loop()).attach(ours.detach(), told, peer)
+        assert isinstance(transport, Transport)
+        assert transport.get_extra_info("peername") == peer
+        assert transport.get_extra_info("socket") is None
+        assert transport.get_extra_info("cipher", "none") == "none"
+        assert transport.get_protocol() is told
+        transport.abort()
+        theirs.close()
+        await turns()
+
+    uvloop.run(main())
