@@ -73,8 +73,7 @@ def _serve_command(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    import uvloop
-
+    from narwhal._fast.loop import run as run_in_loop
     from narwhal.profiles.store import ProfileError
     from narwhal.serving.server import CannotListen, Server, run
 
@@ -94,7 +93,7 @@ def _serve(args: argparse.Namespace) -> int:
         print(f"narwhal serves {config.model} on {server.url} ({_fleet_in_words(config)})", flush=True)
 
     try:
-        return uvloop.run(run(config, announce, read, str(args.fleet)))
+        return run_in_loop(run(config, announce, read, str(args.fleet)))
     except (CannotListen, ProfileError) as error:
         print(f"narwhal: {error}", file=sys.stderr)
         return 1

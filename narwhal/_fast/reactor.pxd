@@ -1,6 +1,6 @@
 # The loop's own plain TCP connections, served from Cython. See reactor.pyx.
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 cdef class Receiver:
     # A protocol of the event loop's whose bytes need not become an object first. What is at p is good until
@@ -10,14 +10,16 @@ cdef class Receiver:
 cdef class Reactor:
     cdef object __weakref__
     cdef object loop
-    cdef int epoll              # the descriptor that the loop watches
-    cdef bint watched           # the loop watches it
+    cdef int epoll              # the instance
+    cdef bint waited_in         # the loop waits in it
+    cdef bint watched           # the loop watches its descriptor
     cdef list transports        # by descriptor; None where there is none
     cdef int open_count
     cdef uint32_t generation    # tells a descriptor's owner from its earlier ones
     cdef unsigned char* buffer  # what is being read, by one transport at a time
     cdef list ended             # (transport, exception) whose protocols have not been told yet
 
+    cdef bint serve_one(self, uint64_t owner, uint32_t events) except -1
     cdef int watch(self, Transport transport, uint32_t interest) except -1
     cdef void forget(self, Transport transport, exc)
     cdef int regulate(self, Transport transport) except -1

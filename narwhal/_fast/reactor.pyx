@@ -1,10 +1,10 @@
 """The event loop's plain TCP connections, without the event loop in between.
 
 A general loop serves a readable socket by a handle of its own, a bytes object and a Python call, for each
-event. Here one epoll instance has all the connections, and only its own descriptor is the loop's: one call a
-turn takes every socket that is ready, reads it into a buffer they all share, and hands the span to a
-Receiver. What a protocol sends goes to the socket at once; only what the socket does not take is kept, and
-sent when there is room.
+event. Here one epoll instance has all the connections. The router's own loop waits in that instance (see
+loop.pyx); any other has only its descriptor. Either way every socket that is ready is read into a buffer they
+all share, and the span goes to a Receiver. What a protocol sends goes to the socket at once; only what the
+socket does not take is kept, and sent when there is room.
 
 A Transport here keeps the contract of asyncio's, so that protocols can be on either: callbacks in the same
 order, `connection_lost` once and never from within a call, and the same marks for back-pressure. It does
@@ -99,9 +99,10 @@ cdef class Reactor:
     def __cinit__(self):
         self.epoll = -1
 
-    def __init__(self, loop):
-        """Use `Reactor.of`. Raises OSError."""
+    def __init__(self, loop, bint waited_in=False):
+        """Use `Reactor.of`. `waited_in`: the loop waits in this instance. Raises OSError."""
         self.loop = loop
+        self.waited_in = waited_in
         self.transports = []
         self.ended = []
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
@@ -122,7 +123,7 @@ cdef class Reactor:
 
         Raises OSError if the system has no descriptor left.
         """
-        reactor = _reactors.get(id(loop))
+        reactor = getattr(loop, "reactor", None) or _reactors.get(id(loop))
         if reactor is None:
             reactor = _reactors[id(loop)] = Reactor(loop)
         return reactor
@@ -156,8 +157,8 @@ cdef class Reactor:
             self.transports.append(None)
         self.transports[fd] = transport
         self.open_count += 1
-        if not self.watched:
-            self.loop.add_reader(self.epoll, self._turn)
+        if not self.watched and not self.waited_in:
+            self.loop.add_reader(self.epoll, self.serve)
             self.watched = True
         try:
             protocol.connection_made(transport)
@@ -165,20 +166,26 @@ cdef class Reactor:
             self.report(transport, error)
         return transport
 
-    def _turn(self):
-        # The loop's call: serve what is ready, once each.
+    def serve(self):
+        """Serve what is ready, once each."""
         cdef epoll_event events[A_TURN]
-        cdef Transport transport
-        cdef int i, fd, count = epoll_wait(self.epoll, events, A_TURN, 0)
+        cdef int i, count = epoll_wait(self.epoll, events, A_TURN, 0)
         for i in range(count):
-            fd = <int>(events[i].data.u64 & 0xFFFFFFFF)
-            transport = <Transport>self.transports[fd]
-            if transport is None or transport.generation != <uint32_t>(events[i].data.u64 >> 32):
-                continue
+            self.serve_one(events[i].data.u64, events[i].events)
+
+    cdef bint serve_one(self, uint64_t owner, uint32_t events) except -1:
+        # Whether the descriptor is one of the reactor's: what others watch in its instance has generation 0.
+        cdef uint32_t generation = <uint32_t>(owner >> 32)
+        cdef Transport transport
+        if generation == 0:
+            return False
+        transport = <Transport>self.transports[<int>(owner & 0xFFFFFFFF)]
+        if transport is not None and transport.generation == generation:
             try:
-                transport.ready(events[i].events)
+                transport.ready(events)
             except Exception as error:
                 self.report(transport, error)
+        return True
 
     cdef int watch(self, Transport transport, uint32_t interest) except -1:
         cdef epoll_event event

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -87,7 +88,7 @@ class Pool:
         except ssl.SSLError as error:
             failed(ConnectionFailed(f"TLS failed: {error.reason or error}"))
         except OSError as error:
-            failed(ConnectionFailed(error.strerror or str(error)))
+            failed(ConnectionFailed(_in_words(error)))
         else:
             if not link.idle:
                 failed(ConnectionFailed("the engine closed the connection at once"))
@@ -167,6 +168,12 @@ class Pool:
         for link in list(self._links):
             link.abort()
         self._idle.clear()
+
+
+def _in_words(error: OSError) -> str:
+    # By its number, since event loops word it as they like. Look-ups have negative ones.
+    code = error.errno or 0
+    return os.strerror(code) if code > 0 else error.strerror or str(error)
 
 
 async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[tuple[Any, ...]]:

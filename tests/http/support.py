@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import uvloop
 import yaml
 
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.admission.door import Door, Grant, SeatRequest
 from narwhal.config import FleetConfig, parse
 from narwhal.fleet.table import Phase
@@ -183,7 +183,7 @@ def on_router(test: Callable[[Routed], Coroutine[Any, Any, None]], **options: An
         async with routed(**options) as where:
             await test(where)
 
-    uvloop.run(run())
+    run_in_loop(run())
 
 
 async def at_rest(where: Routed) -> None:

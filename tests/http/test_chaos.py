@@ -21,9 +21,9 @@ from typing import Any
 
 import orjson
 import pytest
-import uvloop
 import yaml
 
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.sim import expected_output
 from tests.http.commands import Running, started
 from tests.http.sim_client import Answer, Client, ask
@@ -330,4 +330,4 @@ async def under_chaos(router: Watched, engines: list[Engine], dice: Random) -> N
 def test_in_chaos_every_client_gets_an_answer_and_nearly_all_are_served(tmp_path: Path) -> None:
     seed = int(os.environ.get("NARWHAL_CHAOS_SEED") or SystemRandom().randrange(10**6))
     print(f"NARWHAL_CHAOS_SEED={seed}")
-    uvloop.run(chaos(tmp_path, seed))
+    run_in_loop(chaos(tmp_path, seed))

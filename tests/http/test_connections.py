@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-import uvloop
 
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.sim import Fault, FaultName, SimEngine, SimFleet, expected_output
 from tests.http.sim_client import Client
 from tests.http.support import CHAT, COMPLETIONS, Routed, body_for, eventually, message, on_router, routed
@@ -158,7 +158,7 @@ def test_a_used_connection_closed_before_a_byte_of_reply_is_replaced_by_a_fresh_
                     assert "closed the connection without a reply" in answer.json()["error"]["message"]
                     assert asked[5:] == [(3, 2), (4, 1)]
 
-    uvloop.run(main())
+    run_in_loop(main())
 
 
 def test_a_reader_too_slow_for_the_end_of_its_answer_does_not_leave_a_deaf_connection() -> None:
@@ -194,4 +194,4 @@ def test_an_engine_that_does_not_say_how_long_a_prompt_is_holds_nobody_up() -> N
                 assert row["input_tokens_from"] == "estimate"
                 assert [attempt["prefill"] for attempt in row["attempts"]] == ["p0", "p1"]
 
-    uvloop.run(main())
+    run_in_loop(main())

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.fleet.lifecycle import State
 from narwhal.sim import SimFleet
 from tests.http import commands
@@ -154,7 +154,7 @@ def test_drains_survive_a_restart_of_the_router(tmp_path: Path) -> None:
             async with routed(fleet=fleet, recovery=recovery) as where:
                 assert available(where) == ["p0", "p1", "d0", "d1"]
 
-    uvloop.run(run())
+    run_in_loop(run())
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 

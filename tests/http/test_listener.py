@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import uvloop
-
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.serving.listener import A_TURN, Listener
 
 
@@ -40,4 +39,4 @@ def test_a_burst_of_clients_is_taken_in_within_a_few_turns_of_the_loop() -> None
         listener.close()
         return turns
 
-    assert uvloop.run(burst()) < 20
+    assert run_in_loop(burst()) < 20

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 import yaml
 
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.config import ConfigError, EngineConfig, FleetConfig, Role
 from narwhal.config.kinds import EngineUrl
 from narwhal.fleet.lifecycle import State
@@ -152,4 +152,4 @@ def test_a_hangup_signal_has_the_file_read_again_and_a_bad_one_changes_nothing(t
                 assert await shown() == ["p0", "p1", "d0"]
                 assert (await ask(url, "POST", CHAT, body_for(CHAT))).status == 200
 
-    uvloop.run(run())
+    run_in_loop(run())

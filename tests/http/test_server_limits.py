@@ -256,7 +256,7 @@ def test_a_stream_whose_client_neither_reads_nor_sends_is_let_go() -> None:
     async def run(on: Routed) -> None:
         huge = {"fault": {"name": "huge_event", "size": 12 << 20, "leg": "decode"}}
         async with await Wire.connect(on.url, room=4096) as client:
-            await client.send(request("POST", CHAT, body_for(CHAT, stream=True, sim=huge)))
+            await client.send(request("POST", CHAT, body_for(CHAT, stream=True, sim=huge, max_tokens=500)))
             await eventually(lambda: any(one._writing_paused for one in on.server._connections))
             client.half_close()
             await eventually(lambda: not on.server._connections)

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import uvloop
 
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.serving.server import CannotListen, Server, raise_file_limit
 from narwhal.sim import SimFleet
 from tests.http.support import CHAT, Routed, body_for, config_of, eventually, on_router
@@ -144,7 +144,7 @@ def test_the_port_is_free_again_at_once_and_taken_ones_are_named() -> None:
             with pytest.raises(CannotListen, match=r"192\.0\.2\.1"):
                 await Server(config_of(fleet, serving={"host": "192.0.2.1"})).start()
 
-    uvloop.run(run())
+    run_in_loop(run())
 
 
 def test_it_listens_on_ipv6() -> None:
@@ -237,4 +237,4 @@ def test_a_signal_stops_the_command_and_a_second_one_ends_it(signals: int, tmp_p
                     serve.kill()
                     await serve.wait()
 
-    uvloop.run(run())
+    run_in_loop(run())

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-import uvloop
 
+from narwhal._fast.loop import run as run_in_loop
 from narwhal.sim import Seen, SimFleet, SimOptions, expected_output
 from narwhal.sim.script import prompt_ids
 from tests.http.support import CHAT, COMPLETIONS, Answer, Routed, ask, body_for, message, on_router, routed
@@ -108,7 +108,7 @@ def test_every_kind_of_output_is_the_engines_own_byte_for_byte_with_ids_and_usag
             assert orjson.loads(got) == orjson.loads(expected), name
         assert (b'"usage":{' in got) is usage
 
-    uvloop.run(main())
+    run_in_loop(main())
 
 
 def test_ids_and_usage_that_only_the_router_asked_for_do_not_reach_the_client() -> None:

@@ -1,0 +1,14 @@
+# What the router's event loop waits in. See selector.pyx.
+
+from libc.stdint cimport uint32_t
+
+from narwhal._fast.reactor cimport Reactor
+
+cdef class Selector:
+    cdef Reactor reactor
+    cdef dict keys              # by descriptor: those that are not the reactor's connections
+    cdef object queue, timers   # the loop's
+
+    cdef int control(self, int operation, int fd, int events) except -1
+    cdef int add_ready(self, list found, int fd, uint32_t events) except -1
+    cpdef list select(self, timeout=*)

@@ -1,0 +1,156 @@
+"""The selector of the router's event loop: it waits for everybody, and serves plain connections itself.
+
+asyncio's loop asks its selector which descriptors are ready and then makes a call for each. A reactor that is
+one of those descriptors is waited for twice for each event, and its call goes through the loop's queue. So
+here the reactor's epoll instance is the selector's own: its connections are served from within `select`,
+which returns only when the loop has something to do: another descriptor is ready, a call was queued, a timer
+was set or is due.
+"""
+
+from libc.errno cimport EINTR, errno
+from libc.math cimport ceil
+from libc.stdint cimport uint32_t, uint64_t
+
+import os
+from selectors import SelectorKey
+
+from narwhal._fast.clock cimport now
+from narwhal._fast.reactor cimport Reactor
+
+
+cdef extern from "<sys/epoll.h>" nogil:
+    ctypedef union epoll_data_t:
+        uint64_t u64
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_ctl(int epoll, int operation, int fd, epoll_event* event)
+    int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms)
+    int EPOLL_CTL_ADD
+    int EPOLL_CTL_MOD
+    int EPOLL_CTL_DEL
+    uint32_t EPOLLIN
+    uint32_t EPOLLOUT
+
+cdef enum:
+    A_TURN = 256    # ready descriptors that are taken at once
+    READ = 1        # selectors.EVENT_READ
+    WRITE = 2       # selectors.EVENT_WRITE
+
+
+cdef class Selector:
+    """A selectors.BaseSelector as far as asyncio's loops use one."""
+
+    def __init__(self, Reactor reactor not None):
+        self.reactor = reactor
+        self.keys = {}
+        self.queue = self.timers = ()
+
+    def serve_for(self, queue, timers) -> None:
+        """`select` is to return when the loop's queue of calls has one, or when it has another timer."""
+        self.queue, self.timers = queue, timers
+
+    def register(self, fileobj, int events, data=None):
+        """See BaseSelector. Raises KeyError, OSError."""
+        cdef int fd = descriptor(fileobj)
+        if fd in self.keys:
+            raise KeyError(f"{fd} is registered already")
+        self.control(EPOLL_CTL_ADD, fd, events)
+        key = self.keys[fd] = SelectorKey(fileobj, fd, events, data)
+        return key
+
+    def modify(self, fileobj, int events, data=None):
+        """See BaseSelector. Raises KeyError, OSError."""
+        cdef int fd = descriptor(fileobj)
+        if self.keys[fd].events != events:
+            self.control(EPOLL_CTL_MOD, fd, events)
+        key = self.keys[fd] = SelectorKey(fileobj, fd, events, data)
+        return key
+
+    def unregister(self, fileobj):
+        """See BaseSelector. Raises KeyError."""
+        cdef epoll_event none
+        cdef int fd = descriptor(fileobj)
+        key = self.keys.pop(fd)
+        # It may have been closed before, and is then in the instance no more.
+        epoll_ctl(self.reactor.epoll, EPOLL_CTL_DEL, fd, &none)
+        return key
+
+    def get_key(self, fileobj):
+        """See BaseSelector. Raises KeyError."""
+        return self.keys[descriptor(fileobj)]
+
+    def get_map(self):
+        """What is registered, by descriptor."""
+        return self.keys
+
+    def close(self) -> None:
+        """Forget what was registered; the instance is closed with its reactor."""
+        self.keys.clear()
+
+    cdef int control(self, int operation, int fd, int events) except -1:
+        cdef epoll_event event
+        event.events = (EPOLLIN if events & READ else 0) | (EPOLLOUT if events & WRITE else 0)
+        event.data.u64 = <uint32_t>fd   # with no generation: it is not the reactor's
+        if epoll_ctl(self.reactor.epoll, operation, fd, &event) < 0:
+            raise OSError(errno, os.strerror(errno))
+        return 0
+
+    cpdef list select(self, timeout=None):
+        """Serve connections until the loop has something to do, or `timeout` seconds are over.
+
+        Returns (key, events) for each descriptor that was registered and is ready. Raises OSError.
+        """
+        cdef epoll_event events[A_TURN]
+        cdef int i, count, wait_ms = -1
+        cdef double until = 0, left
+        cdef Py_ssize_t timers = len(self.timers)
+        cdef list found = []
+        if timeout is not None:
+            left = timeout
+            wait_ms = in_ms(left)
+            until = now() + left
+        while True:
+            if wait_ms == 0:
+                count = epoll_wait(self.reactor.epoll, events, A_TURN, 0)
+            else:
+                with nogil:
+                    count = epoll_wait(self.reactor.epoll, events, A_TURN, wait_ms)
+            if count < 0:
+                if errno == EINTR:
+                    return found    # for the signal's handler to run
+                raise OSError(errno, os.strerror(errno))
+            for i in range(count):
+                if not self.reactor.serve_one(events[i].data.u64, events[i].events):
+                    self.add_ready(found, <int>(events[i].data.u64 & 0xFFFFFFFF), events[i].events)
+            if found or count == 0 or wait_ms == 0 or self.queue or len(self.timers) != timers:
+                return found
+            if wait_ms > 0:
+                left = until - now()
+                if left <= 0:
+                    return found
+                wait_ms = in_ms(left)
+
+    cdef int add_ready(self, list found, int fd, uint32_t events) except -1:
+        cdef int mask = 0
+        key = self.keys.get(fd)
+        if key is None:
+            return 0
+        # An error or a hang-up is for whoever waits.
+        if events & ~EPOLLIN:
+            mask |= WRITE
+        if events & ~EPOLLOUT:
+            mask |= READ
+        mask &= <int>key.events
+        if mask:
+            found.append((key, mask))
+        return 0
+
+
+cdef int descriptor(fileobj) except -1:
+    return fileobj if isinstance(fileobj, int) else fileobj.fileno()
+
+
+cdef int in_ms(double seconds):
+    # Rounded up, so that no timer is found not to be due yet.
+    return 0 if seconds <= 0 else <int>ceil(seconds * 1000)
