@@ -37,7 +37,7 @@ demo: build
 	$(BIN)/narwhal demo
 
 test: build
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 test-real: build
 	$(BIN)/python -m pytest tests/real --timeout 420
