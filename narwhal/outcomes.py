@@ -33,6 +33,7 @@ class RetryAfter(StrEnum):
     NEVER = "never"  # no header, and `x-should-retry: false`: the same request would end the same way
     NONE = "none"  # no header and no advice
     ONE = "1"  # one second
+    ONE_OR_NEVER = "1 or never"  # one second; where the ending is hopeless, as NEVER
     OVERRUN = "overrun"  # the projected overrun, rounded up, at least one second
 
 
@@ -88,7 +89,7 @@ _ROWS = (
     Outcome(
         "engine_rejected", _INVALID, None, _I, None, _N,
         "an engine answered 4xx: the request's own fault; its status and message are passed on",
-        param="the engine's",
+        "failed", param="the engine's",
     ),
     # The door.
     Outcome(
@@ -101,7 +102,7 @@ _ROWS = (
     ),
     Outcome(
         "backend_unavailable", _REJECTED, 503, "backend_unavailable", "backend_unavailable", _O,
-        "no engine is eligible for a leg",
+        "no engine is eligible for a leg", "failed",
     ),
     Outcome("standby", _REJECTED, 503, "not_ready", "standby", _O, "the router is standby"),
     Outcome("fenced", _REJECTED, 503, "not_ready", "fenced", _O, "the router is fenced"),
@@ -126,7 +127,7 @@ _ROWS = (
         "with the request, every decode engine is projected to exceed the TPOT target",
     ),
     Outcome(
-        "kv_projected", _REFUSED, 429, "refused", "kv_projected", _O,
+        "kv_projected", _REFUSED, 429, "refused", "kv_projected", RetryAfter.ONE_OR_NEVER,
         "no decode engine is projected to have room for the request's KV cache",
     ),
     # Time.
@@ -211,7 +212,7 @@ class Ending(Exception):
     details: dict[str, Any] = field(default_factory=dict)
     code: str | int | None = None  # an engine's own code, where the row passes it on
     error_type: str | None = None  # likewise
-    hopeless: bool = False  # the same request would end the same way, whatever the row says of trying again
+    hopeless: bool = False  # for RetryAfter.ONE_OR_NEVER: the same request would end the same way
     logged: str = ""  # what logs and the journal say instead of a message that quotes an engine
 
     @property
@@ -234,7 +235,7 @@ class Ending(Exception):
         rule = self.outcome.retry_after
         if rule is RetryAfter.NEVER or self.hopeless:
             return [("x-should-retry", "false")]
-        if rule is RetryAfter.ONE:
+        if rule in (RetryAfter.ONE, RetryAfter.ONE_OR_NEVER):
             return [("retry-after", "1")]
         if rule is RetryAfter.OVERRUN:
             return [("retry-after", str(max(1, math.ceil(self.overrun_s))))]

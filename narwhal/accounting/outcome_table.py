@@ -17,6 +17,7 @@ _RETRY = {
     RetryAfter.NEVER: "`x-should-retry: false`",
     RetryAfter.NONE: "",
     RetryAfter.ONE: "`Retry-After: 1`",
+    RetryAfter.ONE_OR_NEVER: "`Retry-After: 1`; `x-should-retry: false` if the prompt alone never fits",
     RetryAfter.OVERRUN: "`Retry-After`: the projected overrun, rounded up",
 }
 
@@ -24,6 +25,7 @@ _SHORT_RETRY = {
     RetryAfter.NEVER: "never",
     RetryAfter.NONE: "",
     RetryAfter.ONE: "1 s",
+    RetryAfter.ONE_OR_NEVER: "1 s, never",
     RetryAfter.OVERRUN: "overrun",
 }
 
@@ -36,6 +38,8 @@ labels of `narwhal_requests_total` and are in the request's row of the journal.
 A failure is answered with the status and the OpenAI envelope of its row as long as no output has been sent:
 `{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}`. After that the stream ends with one
 event `data: {"error": {...}}` of `type` `decode` with the `code` in the last column, and without `[DONE]`.
+Where that column is empty, nothing of the kind meets a stream with output; one that had comments only
+(`serving.keepalive_s`) ends with `failed`.
 
 This page is what `narwhal outcomes --markdown` prints.
 """

@@ -167,7 +167,8 @@ class Predictor:
                 details={
                     "kv_tokens": round(request.kv), "free_kv_tokens": round(max(free, 0)), "engine": engine
                 },
-                hopeless=request.kv > largest,
+                # The answer's length is a guess that moves with traffic: only the prompt settles it for good.
+                hopeless=request.tokens > largest,
             )  # fmt: skip
         if fastest >= 0 and interval_s > request.tpot_s:
             shown = self._work.shown[Phase.DECODE]

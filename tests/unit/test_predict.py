@@ -206,9 +206,19 @@ def test_a_request_for_whose_kv_cache_there_will_be_no_room_is_refused() -> None
     assert ending is not None
     assert (ending.name, ending.headers()) == ("kv_projected", [("retry-after", "1")])
     assert ending.details == {"kv_tokens": 4500, "free_kv_tokens": 4000, "engine": "d"}
-    never = come(rooms, 1000, output_tokens=20_000).ending
-    assert never is not None
-    assert (never.name, never.headers()) == ("kv_projected", [("x-should-retry", "false")])
+
+
+def test_only_a_prompt_that_no_kv_cache_holds_is_refused_for_good() -> None:
+    """How long its answer would be is a guess, and another one tomorrow."""
+    rooms = fleet_of(prefill=2, seats=8)
+    for tokens, output_tokens, advice in [
+        (1000, 20_000, ("retry-after", "1")),
+        (10_000, 1, ("retry-after", "1")),
+        (10_001, 0, ("x-should-retry", "false")),
+    ]:
+        ending = come(rooms, tokens, output_tokens=output_tokens, budget_s=100.0).ending
+        assert ending is not None
+        assert (ending.name, ending.headers()) == ("kv_projected", [advice])
 
 
 def test_too_few_decode_seats_make_a_request_late() -> None:
