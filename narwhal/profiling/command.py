@@ -9,6 +9,7 @@ from pathlib import Path
 from narwhal.config import load
 
 _DEFAULT_PATH = "profiles.json"
+_FAILED, _USAGE = 1, 2  # exit statuses: as argparse has it for wrong arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +45,12 @@ def run(args: argparse.Namespace) -> int:
     from narwhal.profiling.sweep import FULL, QUICK
 
     config = load(args.fleet)
+    known = [engine.id for engine in config.engines]
+    for name in args.only:
+        if name not in known:
+            return _fail(f"--only {name}: the fleet has no such engine; it has {', '.join(known)}", _USAGE)
     if args.plot is not None and not plot.is_possible():
-        return _fail('--plot needs matplotlib: pip install "narwhal[plot]"')
+        return _fail('--plot needs matplotlib: pip install "narwhal[plot]"', _USAGE)
     path: Path = args.out or Path(config.profiles.path or _DEFAULT_PATH)
     profiles: dict[str, store.EngineProfile] = {}
     try:
@@ -81,6 +86,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fail(text: str) -> int:
+def _fail(text: str, status: int = _FAILED) -> int:
     print(f"narwhal profile: {text}", file=sys.stderr)
-    return 1
+    return status

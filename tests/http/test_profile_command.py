@@ -173,12 +173,17 @@ def test_only_measures_one_engine_and_keeps_what_the_file_has_of_others(tmp_path
 
 
 def refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, running: Engines, *more: str, **sections: Any
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    running: Engines,
+    *more: str,
+    status: int = 1,
+    **sections: Any,
 ) -> str:
     """The message of a measurement that fails; nothing must be left of it."""
     path = fleet_file(tmp_path, running.fleet, **sections)
     out = tmp_path / "refused.json"
-    assert profile(path, "--out", str(out), *more) == 1
+    assert profile(path, "--out", str(out), *more) == status
     assert not out.exists()
     message = capsys.readouterr().err
     assert "Traceback" not in message
@@ -249,11 +254,11 @@ def test_what_is_asked_wrongly_is_said_before_anything_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engines(FAST_OPTIONS, both=1) as running:
-        message = refused(capsys, tmp_path, running, "--only", "x")
+        message = refused(capsys, tmp_path, running, "--only", "x", status=2)
         assert "--only x: the fleet has no such engine; it has b0" in message
         assert "serves sim-model, not other" in refused(capsys, tmp_path, running, model="other")
         monkeypatch.setattr(plot, "is_possible", lambda: False)
-        message = refused(capsys, tmp_path, running, "--plot", "curves.png")
+        message = refused(capsys, tmp_path, running, "--plot", "curves.png", status=2)
         assert '--plot needs matplotlib: pip install "narwhal[plot]"' in message
         path = fleet_file(tmp_path, running.fleet)
         assert profile(path, "--out", str(tmp_path / "none" / "profiles.json")) == 1
