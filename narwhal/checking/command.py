@@ -11,7 +11,9 @@ from rich.console import Console
 from narwhal.arguments import seconds
 from narwhal.checking import keys, report
 from narwhal.checking.visit import visit_all
-from narwhal.config import load
+from narwhal.config import ConfigError, FleetConfig, Problem, load
+from narwhal.profiles.load import load_models
+from narwhal.profiles.store import ProfileError
 
 _MAX_TIMEOUT_S = 600.0
 
@@ -44,11 +46,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(path: Path, timeout_s: float) -> int:
     config = load(path)
+    remarks = _read_profiles(config, path)
     console = Console(highlight=False)
     console.print(f"{path}: no problem in the file. Its engines:\n", markup=False)
     visits = uvloop.run(visit_all(config, timeout_s))
     console.print(report.table(visits))
-    lines = list(report.findings(visits))
+    lines = [*report.findings(visits), *report.sentences(remarks)]
     usable = sum(visit.usable for visit in visits)
     if usable and (unknown := report.unknown(config)) is not None:
         lines.append(unknown)
@@ -56,3 +59,15 @@ def _check(path: Path, timeout_s: float) -> int:
     for line in lines:
         console.print("", line, sep="\n", markup=False)
     return 0 if usable == len(visits) else 1
+
+
+def _read_profiles(config: FleetConfig, source: Path) -> list[str]:
+    """Read the profile file as a router would that starts; what it would say of it. Raises ConfigError."""
+    path = config.profiles.path
+    try:
+        _, remarks = load_models(
+            [engine.id for engine in config.engines], config.model, Path(path) if path else None
+        )
+    except ProfileError as error:
+        raise ConfigError(str(source), [Problem("profiles.path", 0, str(error), "")]) from None
+    return remarks

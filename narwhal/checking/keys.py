@@ -38,7 +38,8 @@ engines:
 - With `admission: predictive`, prompts are turned away only once it is known how long they take: from what
   `narwhal profile` measured (`profiles.path`), or else from the first dozens of requests.
 
-`narwhal check --fleet fleet.yaml` reads the file and asks each engine whether it fits. This page is what
+`narwhal check --fleet fleet.yaml` reads the file and the profiles it names, and asks
+each engine whether it fits. This page is what
 `narwhal check --keys --markdown` prints.
 """
 

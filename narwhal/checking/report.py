@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -42,7 +42,12 @@ def findings(visits: list[Visit]) -> Iterator[str]:
     for visit in visits:
         for kind, texts in (("", visit.problems), ("by the way, ", visit.remarks)):
             yield from (f"{visit.engine.id}: {kind}{_sentence(text)}" for text in texts)
-    yield from map(_sentence, compare(visits))
+    yield from sentences(compare(visits))
+
+
+def sentences(texts: Iterable[str]) -> Iterator[str]:
+    """Each as a paragraph."""
+    return map(_sentence, texts)
 
 
 def _sentence(text: str) -> str:

@@ -10,10 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from narwhal.checking import keys
 from narwhal.config import describe
+from narwhal.profiles import store
 from narwhal.sim import Fault, FaultName, SimEngine, SimFleet, SimOptions
 from tests.http.commands import run, started
 from tests.http.test_sim_process import CERTIFICATE
@@ -153,6 +155,34 @@ def test_of_handoffs_nothing_is_said_when_no_engine_could_make_one(tmp_path: Pat
         assert code == 1
         assert "0 of 2 engines usable" in out
         assert "kv-transfer-config" not in out
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", ['{"format": ', "[]", '{"format": "narwhal-profiles", "version": 99}'])
+def test_a_profile_file_that_a_router_would_not_start_with_is_a_problem_of_the_fleet_file(
+    tmp_path: Path, content: str
+) -> None:
+    profiles = tmp_path / "profiles.json"
+    profiles.write_text(content)
+    path = fleet_file(tmp_path, {"e": ("http://127.0.0.1:9", "both")}, profiles={"path": str(profiles)})
+    ended = run("check", "--fleet", path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"{path}: profiles.path: {profiles} is no ")
+
+
+def test_engines_without_a_profile_are_told_of_and_are_no_problem(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with SimFleet(both=1) as fleet:
+            path = tmp_path / "fleet.yaml"
+            path.write_text(yaml.safe_dump(fleet.config(profiles={"path": "profiles.json"})))
+            code, _, out = await check(str(path))
+            assert code == 0
+            assert "profiles.json is not there yet" in out
+            store.write(tmp_path / "profiles.json", {})
+            code, _, out = await check(str(path))
+            assert code == 0
+            assert "no profile of engine b0 to go by" in out
 
     asyncio.run(main())
 
