@@ -35,12 +35,11 @@ engines:
 - Relative paths start at the file's folder.
 - Unknown keys, wrong types, values out of range and contradictions are all reported at once, each with its
   line, what was seen and what is allowed; the exit status is then 2.
-- With `admission: predictive`, prompts are turned away only once it is known how long they take: from what
-  `narwhal profile` measured (`profiles.path`), or else from the first dozens of requests.
+- With `admission: predictive`, prompts are turned away for lateness only once it is known how long they take:
+  from what `narwhal profile` measured (`profiles.path`), or else from the first dozens of requests.
 
-`narwhal check --fleet fleet.yaml` reads the file and the profiles it names, and asks
-each engine whether it fits. This page is what
-`narwhal check --keys --markdown` prints.
+`narwhal check --fleet fleet.yaml` reads the file and the profiles it names, and asks each engine whether
+it fits. This page is what `narwhal check --keys --markdown` prints.
 """
 
 

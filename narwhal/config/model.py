@@ -116,7 +116,11 @@ class EngineConfig:
         default=256, metadata=_key(SEATS, "its seats for decode", "serving.decode_concurrency")
     )
     kv_capacity_tokens: int | None = field(
-        default=None, metadata=_key(Integer(1, 2**53), "tokens that its KV cache holds; none: no limit known")
+        default=None,
+        metadata=_key(
+            Integer(1, 2**53),
+            "tokens that its KV cache holds: a limit with admission `predictive`. None: no limit known",
+        ),
     )
 
 
@@ -128,7 +132,11 @@ class ServingConfig:
     port: int = field(default=8000, metadata=_key(Integer(0, 65535), "port to listen on; 0: any free one"))
     admission: Admission = field(
         default=Admission.PREDICTIVE,
-        metadata=_key(OneOf(Admission), "`predictive` refuses what would miss its TTFT; `open` does not"),
+        metadata=_key(
+            OneOf(Admission),
+            "`predictive` refuses what would miss its TTFT or TPOT or find no room for its KV cache; `open` "
+            "does not",
+        ),
     )
     admission_margin: float = field(
         default=0.0, metadata=_key(Number(above=-1, most=10), "widens the budget: ttft_s * (1 + margin)")
