@@ -301,6 +301,11 @@ def test_no_engine_is_there_for_a_leg(engine: int) -> None:
                 on, reply, row="backend_unavailable", status=503, type="backend_unavailable",
                 code="backend_unavailable", retry_after="1", counter="rejected", count=count,
             )  # fmt: skip
+        # It is the fleet that lacks something: the router is ready, and says what is missing elsewhere.
+        async with await Wire.connect(on.url) as client:
+            assert (await client.ask(request("GET", "/ready"))).status == 200
+            health = orjson.loads((await client.ask(request("GET", "/health"))).body)
+            assert health["engines"]["unavailable"] == 1
         on.router.table.available[engine] = 1
 
     on_router(run)
