@@ -62,8 +62,9 @@ _ROWS = (
     Outcome("invalid_json", _INVALID, 400, _I, "invalid_json", _N, "the body is not valid JSON"),
     Outcome("invalid_body", _INVALID, 400, _I, "invalid_body", _N, "the body is not a JSON object"),
     Outcome(
-        "invalid_field", _INVALID, 400, _I, None, _N, "a field the router reads has the wrong type or range",
-        param="the field, with its path: `messages[2].role`",
+        "invalid_field", _INVALID, 400, _I, None, _N,
+        "a field or header that the router reads has the wrong type or range",
+        param="the field, with its path: `messages[2].role`; or the header: `x-slo-ttft-ms`",
     ),
     Outcome(
         "unsupported_sampling_width", _INVALID, 400, _I, "unsupported_sampling_width", _N,

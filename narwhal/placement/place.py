@@ -48,7 +48,7 @@ class Offer:
 
     def rows(self) -> dict[str, dict[str, float | bool]]:
         """The eligible engines by ID, the cheapest first and so many at the most. A price is marked as
-        `extrapolated` if it is one of work beyond what was measured."""
+        `extrapolated` if it is one of work outside what was measured, or seen."""
         unit = "share" if self._by_share else "price_s"
         outside = self._outside or bytes(len(self._engines))
         priced = zip(self._engines, array("d", self._prices), outside, strict=True)
