@@ -16,6 +16,7 @@ import json
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,18 +26,28 @@ KEPT = Path(__file__).with_name("guard.json")
 TOLERANCE = 0.03
 # The same for every run: the order of hashes and of the environment's bytes moves the figures.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONPATH": str(KEPT.parent.parent), "PATH": "/usr/bin:/bin"}
-# The work, what one item of it is called, and the two counts that are compared.
-WORK = {"events": ("a relayed event", 2_000, 12_000), "requests": ("a request in two legs", 100, 300)}
+STREAMS = 100  # open at once
+# The work, what one item of it is called, the two counts that are compared, and the function whose
+# instructions count, where the rest is the harness's.
+WORK = {
+    "events": ("a relayed event", 2_000, 12_000, "--toggle-collect=__pyx_pw_*Reactor_*serve"),
+    "requests": ("a request in two legs", 100, 300, ""),
+}
 
 
 def relay_events(count: int) -> None:
-    """Relay `count` recorded events, one a read, from a link to a client's outlet."""
-    from bench.in_memory import STREAM_HEAD, TOKEN, Wire
+    """Relay `count` recorded events, one a read, over sockets from engines to clients."""
+    asyncio.run(_relay_events(count))
+
+
+async def _relay_events(count: int) -> None:
+    from bench.in_memory import STREAM_HEAD, TOKEN
     from narwhal._fast.link import EngineLink
     from narwhal._fast.outlet import Outlet
+    from narwhal._fast.reactor import Reactor
     from narwhal._fast.relay import Relay
 
-    class Nobody:
+    class Nobody(asyncio.Protocol):
         def on_output(self) -> None: ...
 
         def on_end(self) -> None: ...
@@ -52,18 +63,34 @@ def relay_events(count: int) -> None:
         def on_lost(self, why: str, stale: bool) -> None: ...
 
     nobody = Nobody()
-    outlet = Outlet()
-    outlet.attach(Wire(lambda data: None))  # type: ignore[arg-type]
-    relay = Relay(nobody, outlet=outlet, head=b"HTTP/1.1 200 OK\r\n\r\n")
-    relay.begin(True)
-    link = EngineLink(nobody, 1 << 20)
-    link.connection_made(Wire(lambda data: None))  # type: ignore[arg-type]
-    link.start([b"POST"], 4, nobody, relay)
-    link.data_received(STREAM_HEAD)
-    for _ in range(count):
-        link.data_received(TOKEN)
-    if relay.tokens != count:
-        raise RuntimeError(f"{count} events were to be relayed, {relay.tokens} were: {relay.failure_message}")
+    reactor = Reactor.of(asyncio.get_running_loop())
+    engines, clients, relays = [], [], []
+    for _ in range(STREAMS):
+        # Sockets that keep messages apart, so that each event is one read however many wait.
+        ends = [socket.socketpair(type=socket.SOCK_SEQPACKET) for _ in range(2)]
+        for ours, _ in ends:
+            ours.setblocking(False)
+        outlet = Outlet()
+        outlet.attach(reactor.attach(ends[1][0].detach(), nobody))
+        relay = Relay(nobody, outlet=outlet, head=b"HTTP/1.1 200 OK\r\n\r\n")
+        relay.begin(True)
+        link = EngineLink(nobody, 1 << 20)
+        reactor.attach(ends[0][0].detach(), link)
+        link.start([b"POST"], 4, nobody, relay)
+        engines.append(ends[0][1])
+        clients.append(ends[1][1])
+        relays.append(relay)
+    for engine in engines:
+        engine.send(STREAM_HEAD)
+    reactor.serve()
+    for _ in range(count // STREAMS):
+        for engine in engines:
+            engine.send(TOKEN)
+        reactor.serve()
+        for client in clients:
+            client.recv(1 << 16, socket.MSG_DONTWAIT)
+    if {relay.tokens for relay in relays} != {count // STREAMS}:
+        raise RuntimeError(f"events failed: {[relay.failure_message for relay in relays]}")
 
 
 def serve(count: int) -> None:
@@ -73,12 +100,13 @@ def serve(count: int) -> None:
     asyncio.run(serve_requests(count, chat_request()))
 
 
-def instructions(work: str, count: int) -> int:
-    """What callgrind counts for a whole run."""
+def instructions(work: str, count: int, only: str) -> int:
+    """What callgrind counts for a run, all of it or what an option of its lets it."""
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
             [
                 *("setarch", "-R", "valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out"),
+                *filter(None, [only]),
                 *(sys.executable, __file__, "--work", work, "--count", str(count)),
             ],
             env=ENVIRONMENT,
@@ -94,12 +122,13 @@ def instructions(work: str, count: int) -> int:
 def measure() -> dict[str, int]:
     """Instructions for one item of each work."""
     found = {}
-    for work, (_, fewer, more) in WORK.items():
+    for work, (_, fewer, more, only) in WORK.items():
         # Once without counting: whatever Python keeps of a first run (compiled modules) is kept by then.
         subprocess.run(
             [sys.executable, __file__, "--work", work, "--count", "1"], env=ENVIRONMENT, check=True
         )
-        found[work] = round((instructions(work, more) - instructions(work, fewer)) / (more - fewer))
+        cost = instructions(work, more, only) - instructions(work, fewer, only)
+        found[work] = round(cost / (more - fewer))
     return found
 
 

@@ -166,7 +166,7 @@ cdef class Reactor:
             self.report(transport, error)
         return transport
 
-    def serve(self):
+    def serve(self) -> None:
         """Serve what is ready, once each."""
         cdef epoll_event events[A_TURN]
         cdef int i, count = epoll_wait(self.epoll, events, A_TURN, 0)
@@ -179,7 +179,7 @@ cdef class Reactor:
         cdef Transport transport
         if generation == 0:
             return False
-        transport = <Transport>self.transports[<int>(owner & 0xFFFFFFFF)]
+        transport = <Transport>self.transports[<int><uint32_t>owner]
         if transport is not None and transport.generation == generation:
             try:
                 transport.ready(events)

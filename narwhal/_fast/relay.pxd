@@ -3,7 +3,7 @@
 from narwhal._fast.assemble cimport Assembler
 from narwhal._fast.outlet cimport Outlet
 from narwhal._fast.recall cimport Recall
-from narwhal._fast.scan cimport Facts
+from narwhal._fast.scan cimport Facts, Memo
 from narwhal._fast.sse cimport Sse
 
 cdef enum Stage:
@@ -36,6 +36,7 @@ cdef class Relay:
     # How far it is.
     cdef Stage stage
     cdef Sse sse
+    cdef Memo memo              # how this stream's events begin
     cdef bint first_block
     cdef bint kept_last         # the block before was passed on (decides over the tail of its line ending)
     cdef bint head_sent
@@ -65,7 +66,7 @@ cdef class Relay:
     cdef void fail(self, str name, str message)
     cdef void too_large(self)
     cdef Py_ssize_t blocks(self, const unsigned char* p, Py_ssize_t n, double at)
-    cdef bint block(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef bint block(self, const unsigned char* p, Py_ssize_t n, Py_ssize_t only, double at)
     cdef bint joined_block(self, const unsigned char* p, Py_ssize_t n, double at)
     cdef bytes lines_of(self, const unsigned char* p, Py_ssize_t n)
     cdef bint event(self, const unsigned char* data, Py_ssize_t size, double at, bint is_error, Facts* facts)

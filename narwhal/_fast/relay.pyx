@@ -25,9 +25,9 @@ from narwhal._fast.assemble cimport Assembler
 from narwhal._fast.clock cimport now
 from narwhal._fast.outlet cimport Outlet
 from narwhal._fast.recall cimport Recall
-from narwhal._fast.scan cimport IDS_MALFORMED, IDS_VALID, MAX_SPANS, Facts, scan_event
+from narwhal._fast.scan cimport IDS_MALFORMED, IDS_VALID, MAX_SPANS, Facts, forget, scan_event
 from narwhal._fast.sse cimport (
-    SSE_EVENT, SSE_MORE, Event, Line, SseStep, sse_fields, sse_next, sse_next_data, sse_reset,
+    SSE_EVENT, SSE_MORE, Event, Line, SseStep, sse_fields, sse_next, sse_next_data, sse_one_data, sse_reset,
 )
 
 # The scratch buffer: ROOM bytes for a chunk's size line, then what is to be sent, then its closing bytes.
@@ -175,6 +175,7 @@ cdef class Relay:
         self.error_object = None
         self.started_at = now()
         sse_reset(&self.sse)
+        forget(&self.memo)
 
     @property
     def done(self) -> bool:
@@ -246,7 +247,7 @@ cdef class Relay:
                     self.too_large()
                 else:
                     if self.join is None:
-                        self.kept_last = self.block(p + used, end, at)
+                        self.kept_last = self.block(p + used, end, self.sse.only, at)
                     else:
                         self.kept_last = self.joined_block(p + used, end, at)
                     self.first_block = False
@@ -262,8 +263,8 @@ cdef class Relay:
             used += end
         return used
 
-    cdef bint block(self, const unsigned char* p, Py_ssize_t n, double at):
-        # One event block; returns whether it was passed on.
+    cdef bint block(self, const unsigned char* p, Py_ssize_t n, Py_ssize_t only, double at):
+        # One event block, of which one line may be all there is (see Sse); returns whether it was passed on.
         cdef Event fields
         cdef Facts facts
         cdef Line line
@@ -275,7 +276,11 @@ cdef class Relay:
         cdef int count = 0, i
         cdef bint done
 
-        sse_fields(p, n, self.first_block, &fields)
+        if sse_one_data(p, only, &fields.first):
+            fields.data_lines = 1
+            fields.is_error = False
+        else:
+            sse_fields(p, n, self.first_block, &fields)
         if self.stage == DONE:
             if fields.data_lines > 0:
                 self.dropped_after_done += 1
@@ -334,6 +339,11 @@ cdef class Relay:
         if count == 0:
             put(p, n)
             return True
+        if fields.data_lines == 1:
+            put(p, fields.first.start)
+            put_edited(data, size, 0, edits, count, self.cached_figure)
+            put(p + fields.first.end, n - fields.first.end)
+            return True
         cursor = 0
         while sse_next_data(p, n, self.first_block, &cursor, &line):
             put(p + copied, line.start - copied)
@@ -350,7 +360,7 @@ cdef class Relay:
         sse_fields(p, n, self.first_block, &fields)
         data = self.lines_of(p, n)
         if self.stage == DONE or fields.is_error or not data or data == b"[DONE]":
-            return self.block(p, n, at)
+            return self.block(p, n, self.sse.only, at)
         try:
             data = self.join.event(data)
         except Exception as error:  # an event of a shape that nobody thought of; the answer must not skip it
@@ -360,7 +370,8 @@ cdef class Relay:
         if data is None:
             return False
         data = b"data: %b\n\n" % data.replace(b"\n", b" ")  # white space, where it stands between values
-        return self.block(<const unsigned char*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), at)
+        n = PyBytes_GET_SIZE(data)
+        return self.block(<const unsigned char*>PyBytes_AS_STRING(data), n, n - 2, at)
 
     cdef bytes lines_of(self, const unsigned char* p, Py_ssize_t n):
         # A block's data, its lines joined.
@@ -373,7 +384,7 @@ cdef class Relay:
 
     cdef bint event(self, const unsigned char* data, Py_ssize_t size, double at, bint is_error, Facts* facts):
         # Account for one event's JSON; returns whether it may be passed on.
-        scan_event(data, size, facts)
+        scan_event(data, size, facts, &self.memo)
         if facts.error != NULL:
             if is_error:
                 self.error_object = PyBytes_FromStringAndSize(<const char*>data, size)

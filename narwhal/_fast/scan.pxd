@@ -37,4 +37,27 @@ cdef struct Facts:
 
 # Is it null, or an empty string, list or object?
 cdef bint is_empty(Cursor* c, Value* value) noexcept nogil
-cdef void scan_event(const unsigned char* p, Py_ssize_t n, Facts* facts) noexcept nogil
+
+cdef enum:
+    MEMO_SIZE = 256     # bytes; more than events have before their output
+
+cdef struct Members:    # an object that has been entered, and what is known of its members so far
+    int depth           # of the members' values
+    bint first          # the cursor's own: no member yet
+    int cut_names       # the names to cut here
+    int seen            # names read or cut so far
+    bint kept           # some member so far stays
+    Py_ssize_t cut_at   # where the cut under way begins, or -1
+
+cdef struct Memo:       # how an event began, and what a walk knew there
+    Py_ssize_t size     # bytes of it; 0: nothing is remembered
+    bint in_delta       # the output that follows is the delta's
+    Members top
+    Members choice
+    Members delta
+    unsigned char text[MEMO_SIZE]
+
+cdef void forget(Memo* memo) noexcept nogil
+# Read the event p[0:n]. What `memo` remembers of an earlier one saves reading it again, and changes nothing
+# else; it may be NULL.
+cdef void scan_event(const unsigned char* p, Py_ssize_t n, Facts* facts, Memo* memo) noexcept nogil

@@ -27,12 +27,16 @@ Null counts as absent everywhere. These texts are no events, and `error` says so
 
 A token ID is an integer from 0 to 2**31-1, written without sign, fraction or exponent: `-0`, `1.0` and `1e2`
 are malformed. So is a list both in a choice and in its delta: whether it counts twice can't be told.
+
+The events of a stream begin alike, down to the first choice's output: the same ID, time, model and index.
+What a walk knows when it stands before that output follows from the bytes before it alone, so it is kept with
+them, and an event that begins with the same bytes is read on from there.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 from narwhal._fast.json cimport (
     IS_ARRAY,
@@ -91,14 +95,15 @@ cdef enum:
     LARGEST_ID = 0x7FFFFFFF
 
 
-cdef struct Members:
-    # An object that has been entered, and what is known of its members so far.
-    int depth           # of the members' values
-    bint first          # the cursor's own: no member yet
-    int cut_names       # the names to cut here
-    int seen            # names read or cut so far
-    bint kept           # some member so far stays
-    Py_ssize_t cut_at   # where the cut under way begins, or -1
+cdef struct Walk:
+    # An event that is being read: the objects that are open, and the choice at hand.
+    Cursor c
+    Facts* facts
+    Memo* memo          # may be NULL
+    Members top
+    Members choice
+    Members delta
+    bint had_list       # this choice gave a list of token IDs
 
 
 cdef inline Name name_of(Cursor* c, Value* key) noexcept nogil:
@@ -314,83 +319,89 @@ cdef inline bint read_output(Cursor* c, Facts* facts, int depth) noexcept nogil:
     return True
 
 
-cdef bint read_delta(Cursor* c, Facts* facts, int depth, bint* had_list) noexcept nogil:
-    cdef Members m
-    cdef Name name
-    enter_object(c, &m, depth + 1, CUT)
+cdef bint delta_members(Walk* w, Name name) noexcept nogil:
+    # The rest of the delta at hand, of which the member of this name has been found.
     while True:
-        name = next_name(c, facts, &m, IN_DELTA)
         if name == TOKEN_IDS:
-            if not read_ids(c, facts, m.depth, had_list):
+            if not read_ids(&w.c, w.facts, w.delta.depth, &w.had_list):
                 return False
         elif name & OUTPUT:
-            if not read_output(c, facts, m.depth):
+            if w.facts.choices == 0:
+                remember(w, True)
+            if not read_output(&w.c, w.facts, w.delta.depth):
                 return False
         else:
             return name == NONE
+        name = next_name(&w.c, w.facts, &w.delta, IN_DELTA)
 
 
-cdef bint read_choice(Cursor* c, Facts* facts, int depth) noexcept nogil:
-    cdef Members m, message
+cdef bint choice_members(Walk* w, Name name) noexcept nogil:
+    # The rest of the choice at hand, likewise.
+    cdef Members message
     cdef Value value
-    cdef Name name
     cdef Kind kind
-    cdef bint had_list = False
-    enter_object(c, &m, depth + 1, CUT)
     while True:
-        name = next_name(c, facts, &m, IN_CHOICE)
         if name == TOKEN_IDS:
-            if not read_ids(c, facts, m.depth, &had_list):
+            if not read_ids(&w.c, w.facts, w.choice.depth, &w.had_list):
                 return False
-            continue
-        if name & OUTPUT:
-            if not read_output(c, facts, m.depth):
+        elif name & OUTPUT:
+            if w.facts.choices == 0:
+                remember(w, False)
+            if not read_output(&w.c, w.facts, w.choice.depth):
                 return False
-            continue
-        if name == NONE or name == BROKEN:
+        elif name == NONE or name == BROKEN:
             return name == NONE
-        kind = peek(c)
-        if kind == IS_OBJECT and name == DELTA:
-            if not read_delta(c, facts, m.depth, &had_list):
-                return False
-            continue
-        if kind == IS_OBJECT and name == MESSAGE:
-            enter_object(c, &message, m.depth + 1, CUT)
-            if next_name(c, facts, &message, 0) == BROKEN:
-                return False
-            continue
-        if read_value(c, &value, m.depth) == IS_BAD:
-            return False
-        if name == DELTA and kind != IS_NULL:
-            return reject(c, value.start, b"`delta` is not an object")
-        if name == FINISH_REASON and kind != IS_NULL:
-            if kind != IS_STRING:
-                return reject(c, value.start, b"`finish_reason` is neither a string nor null")
-            if value.end - value.start > 2:
-                facts.finished = True
+        else:
+            kind = peek(&w.c)
+            if kind == IS_OBJECT and name == DELTA:
+                enter_object(&w.c, &w.delta, w.choice.depth + 1, CUT)
+                if not delta_members(w, next_name(&w.c, w.facts, &w.delta, IN_DELTA)):
+                    return False
+            elif kind == IS_OBJECT and name == MESSAGE:
+                enter_object(&w.c, &message, w.choice.depth + 1, CUT)
+                if next_name(&w.c, w.facts, &message, 0) == BROKEN:
+                    return False
+            else:
+                if read_value(&w.c, &value, w.choice.depth) == IS_BAD:
+                    return False
+                if name == DELTA and kind != IS_NULL:
+                    return reject(&w.c, value.start, b"`delta` is not an object")
+                if name == FINISH_REASON and kind != IS_NULL:
+                    if kind != IS_STRING:
+                        return reject(&w.c, value.start, b"`finish_reason` is neither a string nor null")
+                    if value.end - value.start > 2:
+                        w.facts.finished = True
+        name = next_name(&w.c, w.facts, &w.choice, IN_CHOICE)
 
 
-cdef bint read_choices(Cursor* c, Facts* facts, int depth) noexcept nogil:
+cdef bint read_choices(Walk* w) noexcept nogil:
     cdef Value value
-    cdef bint first = True
-    cdef int more
-    cdef Kind kind = peek(c)
+    cdef Kind kind = peek(&w.c)
     if kind != IS_ARRAY:
-        if read_value(c, &value, depth) == IS_BAD:
+        if read_value(&w.c, &value, w.top.depth) == IS_BAD:
             return False
-        return kind == IS_NULL or reject(c, value.start, b"`choices` is not a list")
-    facts.choices = 0
-    enter(c)
+        return kind == IS_NULL or reject(&w.c, value.start, b"`choices` is not a list")
+    w.facts.choices = 0
+    enter(&w.c)
+    return next_choices(w, True)
+
+
+cdef bint next_choices(Walk* w, bint first) noexcept nogil:
+    # The rest of the list of choices; `first`: none has been read.
+    cdef int more
+    cdef Kind kind
     while True:
-        more = next_item(c, &first)
+        more = next_item(&w.c, &first)
         if more <= 0:
             return more == 0
-        kind = peek(c)
+        kind = peek(&w.c)
         if kind != IS_OBJECT:
-            return kind != IS_BAD and reject(c, c.at, b"a choice is not an object")
-        if not read_choice(c, facts, depth + 1):
+            return kind != IS_BAD and reject(&w.c, w.c.at, b"a choice is not an object")
+        enter_object(&w.c, &w.choice, w.top.depth + 2, CUT)
+        w.had_list = False
+        if not choice_members(w, next_name(&w.c, w.facts, &w.choice, IN_CHOICE)):
             return False
-        facts.choices += 1
+        w.facts.choices += 1
 
 
 cdef bint read_prompt_details(Cursor* c, Facts* facts, int depth) noexcept nogil:
@@ -438,37 +449,89 @@ cdef bint read_usage(Cursor* c, Facts* facts, int depth) noexcept nogil:
             facts.completion_tokens = as_natural(c, &value)
 
 
-cdef bint read_event(Cursor* c, Facts* facts) noexcept nogil:
-    cdef Members m
+cdef bint event_members(Walk* w, Name name) noexcept nogil:
+    # The rest of the event, likewise.
     cdef Value value
-    cdef Name name
-    cdef Kind kind = peek(c)
-    if kind != IS_OBJECT:
-        return kind != IS_BAD and reject(c, c.at, b"not a JSON object")
-    enter_object(c, &m, 1, CUT)
     while True:
-        name = next_name(c, facts, &m, AT_TOP)
         if name == CHOICES:
-            if not read_choices(c, facts, m.depth):
+            if not read_choices(w):
                 return False
         elif name == USAGE:
-            if not read_usage(c, facts, m.depth):
+            if not read_usage(&w.c, w.facts, w.top.depth):
                 return False
         elif name == ERROR:
-            if read_value(c, &value, m.depth) == IS_BAD:
+            if read_value(&w.c, &value, w.top.depth) == IS_BAD:
                 return False
             if value.kind != IS_NULL:
-                facts.has_error = True
-                facts.error_object.start = value.start
-                facts.error_object.end = value.end
+                w.facts.has_error = True
+                w.facts.error_object.start = value.start
+                w.facts.error_object.end = value.end
         elif name == BROKEN:
             return False
         else:
-            return at_end(c) or reject(c, c.at, b"something follows the object")
+            return at_end(&w.c) or reject(&w.c, w.c.at, b"something follows the object")
+        name = next_name(&w.c, w.facts, &w.top, AT_TOP)
 
 
-cdef void scan_event(const unsigned char* p, Py_ssize_t n, Facts* facts) noexcept nogil:
-    cdef Cursor c
+cdef bint read_event(Walk* w) noexcept nogil:
+    cdef Kind kind = peek(&w.c)
+    if kind != IS_OBJECT:
+        return kind != IS_BAD and reject(&w.c, w.c.at, b"not a JSON object")
+    enter_object(&w.c, &w.top, 1, CUT)
+    return event_members(w, next_name(&w.c, w.facts, &w.top, AT_TOP))
+
+
+# ---- what one event shares with the next
+
+cdef inline void remember(Walk* w, bint in_delta) noexcept nogil:
+    # The cursor is before the first choice's output. If nothing has been found yet but where it stands, that
+    # is all there is to know of the text before it.
+    cdef Memo* memo = w.memo
+    cdef Facts* facts = w.facts
+    if memo == NULL or w.c.at > MEMO_SIZE:
+        return
+    if (
+        facts.has_output or facts.finished or facts.has_error or facts.has_usage or facts.span_count
+        or facts.ids != IDS_ABSENT
+    ):
+        return
+    memo.size = w.c.at
+    memo.in_delta = in_delta
+    memo.top = w.top
+    memo.choice = w.choice
+    memo.delta = w.delta
+    memcpy(memo.text, w.c.text, memo.size)
+
+
+cdef bint read_on(Walk* w) noexcept nogil:
+    # The event begins as the one remembered: read on from there.
+    cdef Memo* memo = w.memo
+    w.c.at = memo.size
+    w.facts.choices = 0
+    w.had_list = False
+    w.top = memo.top
+    w.choice = memo.choice
+    w.delta = memo.delta
+    if memo.in_delta:
+        if not read_output(&w.c, w.facts, w.delta.depth):
+            return False
+        if not delta_members(w, next_name(&w.c, w.facts, &w.delta, IN_DELTA)):
+            return False
+    elif not read_output(&w.c, w.facts, w.choice.depth):
+        return False
+    if not choice_members(w, next_name(&w.c, w.facts, &w.choice, IN_CHOICE)):
+        return False
+    w.facts.choices = 1
+    return next_choices(w, False) and event_members(w, next_name(&w.c, w.facts, &w.top, AT_TOP))
+
+
+cdef void forget(Memo* memo) noexcept nogil:
+    memo.size = 0
+
+
+cdef void scan_event(const unsigned char* p, Py_ssize_t n, Facts* facts, Memo* memo) noexcept nogil:
+    cdef Walk w
+    cdef bint whole
     facts.error = NULL
     facts.error_at = -1
     facts.has_output = False
@@ -483,10 +546,16 @@ cdef void scan_event(const unsigned char* p, Py_ssize_t n, Facts* facts) noexcep
     facts.prompt_tokens = facts.completion_tokens = facts.cached_tokens = -1
     facts.cached_value.start = facts.cached_value.end = -1
     facts.span_count = 0
-    open_text(&c, p, n)
-    if not read_event(&c, facts):
-        facts.error = c.error
-        facts.error_at = c.at
+    open_text(&w.c, p, n)
+    w.facts = facts
+    w.memo = memo
+    if memo != NULL and 0 < memo.size <= n and memcmp(p, memo.text, memo.size) == 0:
+        whole = read_on(&w)
+    else:
+        whole = read_event(&w)
+    if not whole:
+        facts.error = w.c.error
+        facts.error_at = w.c.at
 
 
 class Scan(NamedTuple):
@@ -511,17 +580,35 @@ cdef object span_or_none(Span span):
     return (span.start, span.end) if span.start >= 0 else None
 
 
-cdef scan_or_raise(bytes data, Facts* facts):
-    scan_event(<const unsigned char*>data, len(data), facts)
+cdef class Beginning:
+    """How a stream's events begin, kept from one to the next."""
+
+    cdef Memo memo
+
+    def __cinit__(self):
+        forget(&self.memo)
+
+    @property
+    def text(self):
+        """The bytes that the last event is known to have begun with."""
+        return self.memo.text[:self.memo.size]
+
+
+cdef scan_or_raise(bytes data, Facts* facts, Beginning beginning=None):
+    cdef Memo* memo = &beginning.memo if beginning is not None else NULL
+    scan_event(<const unsigned char*>data, len(data), facts, memo)
     if facts.error != NULL:
         raise ValueError(f"byte {facts.error_at}: {facts.error.decode()}")
 
 
-def scan(bytes data not None):
-    """Scan one event's JSON. Raises ValueError, with the byte and the reason, if the text is not an event."""
+def scan(bytes data not None, Beginning beginning=None):
+    """Scan one event's JSON. Raises ValueError, with the byte and the reason, if the text is not an event.
+
+    With `beginning`, kept for all events of a stream, less is read, and the result is the same.
+    """
     cdef Facts facts
     cdef int i
-    scan_or_raise(data, &facts)
+    scan_or_raise(data, &facts, beginning)
     return Scan(
         has_output=bool(facts.has_output),
         finished=bool(facts.finished),
@@ -554,11 +641,12 @@ def excise(bytes data not None):
 
 
 def tally(events: Iterable[bytes]):
-    """Scan many events: (events with output, valid token IDs). Raises ValueError like scan()."""
+    """Scan a stream's events: (events with output, valid token IDs). Raises ValueError like scan()."""
     cdef Facts facts
     cdef Py_ssize_t outputs = 0, ids = 0
+    cdef Beginning beginning = Beginning()
     for data in events:
-        scan_or_raise(data, &facts)
+        scan_or_raise(data, &facts, beginning)
         outputs += facts.has_output
         ids += facts.id_count
     return outputs, ids

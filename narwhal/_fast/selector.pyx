@@ -122,7 +122,7 @@ cdef class Selector:
                 raise OSError(errno, os.strerror(errno))
             for i in range(count):
                 if not self.reactor.serve_one(events[i].data.u64, events[i].events):
-                    self.add_ready(found, <int>(events[i].data.u64 & 0xFFFFFFFF), events[i].events)
+                    self.add_ready(found, <int><uint32_t>events[i].data.u64, events[i].events)
             if found or count == 0 or wait_ms == 0 or self.queue or len(self.timers) != timers:
                 return found
             if wait_ms > 0:

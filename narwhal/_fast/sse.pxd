@@ -10,6 +10,7 @@ cdef struct Sse:
     Py_ssize_t line     # where its current line begins
     bint after_cr       # the byte before `at` is a CR, so that an LF now ends no line of its own
     bint filled         # the block has a line that is not blank
+    Py_ssize_t only     # where the block's only line that is not blank ends, if it begins the block; else -1
     bint first          # the stream's first block, which may begin with a byte order mark
 
 cdef struct Line:       # the value of one data line, without its line ending
@@ -30,6 +31,8 @@ cdef void sse_reset(Sse* s) noexcept nogil
 # where the block went. The size of a block is not bounded here: after SSE_MORE it is at least n, and the
 # caller knows its bound.
 cdef SseStep sse_next(Sse* s, const unsigned char* p, Py_ssize_t n, Py_ssize_t* end) noexcept nogil
+# Whether a block, p, is nothing but one data line, as nearly all are, and its value. `only` is the Sse's.
+cdef bint sse_one_data(const unsigned char* p, Py_ssize_t only, Line* value) noexcept nogil
 # Read the fields of a block. `first_block`: the stream's first, so skip a byte order mark.
 cdef void sse_fields(const unsigned char* p, Py_ssize_t n, bint first_block, Event* event) noexcept nogil
 # The data lines of a block, one a call: True with `line` set, or False when there are no more. `at` starts at

@@ -8,37 +8,32 @@ Line endings are LF, CRLF and CR. A CR at the end of a read is the hard case: th
 hold the event back, nor count as a blank line when it comes.
 """
 
-from libc.stdint cimport uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp
 
 
-cdef inline uint64_t below_0e(const unsigned char* p) noexcept nogil:
-    # Not 0 if one of the 8 bytes at p is below 0x0E, so perhaps a CR or an LF.
-    cdef uint64_t w
-    memcpy(&w, p, 8)
-    return (w - <uint64_t>0x0E0E0E0E0E0E0E0E) & ~w
+cdef enum:
+    AT_A_TIME = 512     # bytes
 
 
 cdef inline Py_ssize_t line_end(const unsigned char* p, Py_ssize_t i, Py_ssize_t n) noexcept nogil:
-    # Where the first CR or LF of p[i:n] is, or n. 32 bytes at a time: two calls of memchr are slower on lines
-    # of this length, and would read a stream of one ending to the end of the buffer for each line in search
-    # of the other.
-    cdef Py_ssize_t stop
-    while True:
-        while i + 32 <= n and not (
-            (below_0e(p + i) | below_0e(p + i + 8) | below_0e(p + i + 16) | below_0e(p + i + 24))
-            & <uint64_t>0x8080808080808080
-        ):
-            i += 32
-        while i + 8 <= n and not below_0e(p + i) & <uint64_t>0x8080808080808080:
-            i += 8
-        stop = i + 8 if i + 8 < n else n
-        while i < stop:
-            if p[i] == c'\n' or p[i] == c'\r':
-                return i
-            i += 1
-        if i == n:
-            return n
+    # Where the first CR or LF of p[i:n] is, or n. Each is searched for by memchr, which takes 32 bytes at a
+    # time; piece by piece, or in a stream of one ending the search for the other would go to the end of the
+    # buffer for each line.
+    cdef Py_ssize_t size
+    cdef const unsigned char* found
+    cdef const unsigned char* earlier
+    while i < n:
+        size = n - i if n - i < AT_A_TIME else AT_A_TIME
+        found = <const unsigned char*>memchr(p + i, c'\n', size)
+        if found != NULL:
+            size = found - (p + i)
+        earlier = <const unsigned char*>memchr(p + i, c'\r', size)
+        if earlier != NULL:
+            return earlier - p
+        if found != NULL:
+            return found - p
+        i += size
+    return n
 
 
 cdef inline bint has_bom(const unsigned char* p, Py_ssize_t n) noexcept nogil:
@@ -50,11 +45,12 @@ cdef void sse_reset(Sse* s) noexcept nogil:
     s.line = 0
     s.after_cr = False
     s.filled = False
+    s.only = -1
     s.first = True
 
 
 cdef SseStep sse_next(Sse* s, const unsigned char* p, Py_ssize_t n, Py_ssize_t* end) noexcept nogil:
-    cdef Py_ssize_t i = s.at
+    cdef Py_ssize_t i = s.at, end_of_line
     cdef bint blank
     if i >= n:
         return SSE_MORE
@@ -72,6 +68,7 @@ cdef SseStep sse_next(Sse* s, const unsigned char* p, Py_ssize_t n, Py_ssize_t* 
             s.at = n
             return SSE_MORE
         blank = i == s.line or (i == 3 and s.line == 0 and s.first and has_bom(p, n))
+        end_of_line = i
         i += 1
         if p[i - 1] == c'\r':
             if i == n:
@@ -83,7 +80,9 @@ cdef SseStep sse_next(Sse* s, const unsigned char* p, Py_ssize_t n, Py_ssize_t* 
             s.filled = s.first = False
             end[0] = i
             return SSE_EVENT
-        s.filled = s.filled or not blank
+        if not blank:
+            s.only = end_of_line if s.line == 0 else -1
+            s.filled = True
         s.line = i
 
 
@@ -109,6 +108,10 @@ cdef inline bint read_field(
     value.start = start
     value.end = end
     return True
+
+
+cdef bint sse_one_data(const unsigned char* p, Py_ssize_t only, Line* value) noexcept nogil:
+    return only > 0 and read_field(p, 0, only, b"data", 4, value)
 
 
 cdef void sse_fields(const unsigned char* p, Py_ssize_t n, bint first_block, Event* event) noexcept nogil:

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from narwhal._fast.scan import excise, scan, tally
+from narwhal._fast.scan import Beginning, Scan, excise, scan, tally
 from tests.fast import json_text
 from tests.fast.json_text import (
     NAMES,
@@ -174,6 +174,52 @@ def test_an_event_cut_short_anywhere_is_refused(text: str) -> None:
 @pytest.mark.parametrize("data", [CHAT, COMPLETION, FIRST_CHAT, USAGE, ERROR])
 def test_events_as_engines_send_them_are_read_like_the_oracle_reads_them(data: bytes) -> None:
     _agree(data)
+
+
+def _read(data: bytes, beginning: Beginning | None) -> Scan | str:
+    try:
+        return scan(data, beginning)
+    except ValueError as error:
+        return str(error)
+
+
+@st.composite
+def _streams(draw: st.DrawFn) -> list[bytes]:
+    """Events of which each begins like the one before it, up to anywhere, and goes on like another."""
+    texts = st.sampled_from([CHAT, COMPLETION, FIRST_CHAT, USAGE]) | (EVENTS | WILD_EVENTS).map(str.encode)
+    event = draw(texts)
+    stream = [event]
+    for _ in range(draw(st.integers(1, 6))):
+        other = draw(st.just(event) | texts)
+        # Half of the time where the output stands, so that both halves are likely to make an event.
+        places = [match.end() for match in re.finditer(rb'"(?:content|text)": *|[,{]', event)] + [len(event)]
+        cut = draw(st.sampled_from(places) | st.integers(0, len(event)))
+        names = [match.end() for match in re.finditer(rb'"(?:content|text)": *', other)] or [len(other)]
+        event = event[:cut] + other[draw(st.just(cut) | st.sampled_from(names)) :]
+        stream.append(event)
+    return stream
+
+
+@settings(deadline=None, max_examples=400)
+@given(_streams())
+@example([CHAT, CHAT, FIRST_CHAT, CHAT.replace(b" the", b"")])
+@example([COMPLETION, COMPLETION.replace(b"prompt_token_ids", b"token_ids"), COMPLETION])
+def test_what_a_streams_events_share_need_not_be_read_twice(stream: list[bytes]) -> None:
+    beginning = Beginning()
+    for event in stream:
+        assert _read(event, beginning) == _read(event, None)
+
+
+def test_of_events_that_begin_alike_all_before_the_output_is_kept() -> None:
+    for event, name in ((CHAT, b'"content":'), (COMPLETION, b'"text":'), (FIRST_CHAT, b'"content":')):
+        beginning = Beginning()
+        for _ in range(2):
+            scan(event, beginning)
+            assert beginning.text == event[: event.index(name) + len(name)]
+    beginning = Beginning()
+    for event in (USAGE, b'{"a":"' + b"x" * 300 + b'",' + CHAT[1:]):
+        scan(event, beginning)
+        assert beginning.text == b""
 
 
 def test_a_chat_event_with_output_and_its_ids() -> None:
