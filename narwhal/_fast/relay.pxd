@@ -57,6 +57,7 @@ cdef class Relay:
     cdef readonly long long dropped_after_done  # events, of those that came with [DONE] in one read
     cdef readonly long long prompt_tokens, completion_tokens
     cdef readonly bint finished
+    cdef readonly bint usage_told               # an event for usage alone came, after the last output
     cdef readonly str failure, failure_message
     cdef readonly bytes error_object
 

@@ -24,6 +24,7 @@ class Relay:
     prompt_tokens: int
     completion_tokens: int
     finished: bool
+    usage_told: bool
     failure: str | None
     failure_message: str | None
     error_object: bytes | None

@@ -170,6 +170,7 @@ cdef class Relay:
         self.prompt_tokens = -1
         self.completion_tokens = -1
         self.finished = False
+        self.usage_told = False
         self.failure = None
         self.failure_message = None
         self.error_object = None
@@ -442,7 +443,10 @@ cdef class Relay:
                 )
                 return False
             return True
-        return self.keep_usage or not (facts.has_usage and facts.choices <= 0)
+        if facts.has_usage and facts.choices <= 0:
+            self.usage_told = True
+            return self.keep_usage
+        return True
 
     cdef void fail(self, str name, str message):
         if self.stage == FAILED or self.settled:

@@ -209,11 +209,11 @@ class Continuation:
             join,
         )
 
-    def tail(self, tokens: int) -> bytes:
-        """What is missing of a stream that is `complete` with so many tokens: the usage if it is wanted, and
-        [DONE]."""
+    def tail(self, tokens: int, *, usage_told: bool) -> bytes:
+        """What is missing of a stream that is `complete` with so many tokens: the usage, if it is wanted and
+        was not told, and [DONE]."""
         recall, prompt_tokens = self.recall, self.prompt_tokens or 0
-        if not self._request.include_usage:
+        if usage_told or not self._request.include_usage:
             return b"data: [DONE]\n\n"
         what = b"chat.completion.chunk" if self._request.route is Route.CHAT else b"text_completion"
         return (

@@ -379,7 +379,7 @@ class Exchange:
         assert relay is not None
         if self._assembler is not None:
             return self._assembled(continuation.prompt_tokens or 0, None, self._decode_where)
-        relay.end_with(continuation.tail(relay.output_tokens()[0]))
+        relay.end_with(continuation.tail(relay.output_tokens()[0], usage_told=relay.usage_told))
         return None
 
     def _assembled(self, prompt_tokens: int, cached: int | None, where: str) -> bytes:

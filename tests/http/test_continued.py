@@ -215,6 +215,20 @@ def test_what_stalls_or_says_nonsense_in_the_middle_is_gone_on_with_too() -> Non
     on_router(test, **PAIRS | {"serving": SERVING | {"stream_idle_timeout_s": 0.1}})
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_where_only_done_is_missing_only_done_is_added(path: str) -> None:
+    async def test(where: Routed) -> None:
+        for more in ({}, USAGE, ALL_ALONG):
+            body = asked(path, stream=True, **more)
+            where.fleet["d0"].faults.set()
+            uncut = same_but_for_names(await where.ask(path, body))
+            where.fleet["d0"].faults.set(Fault(FaultName.NO_DONE))
+            assert same_but_for_names(await where.ask(path, body)) == uncut, more
+        assert where.endings == {"served": 6}
+
+    on_router(test, **KEYS)
+
+
 def test_the_prompts_cached_tokens_are_those_of_the_first_prefill() -> None:
     async def test(where: Routed) -> None:
         body = asked(COMPLETIONS, stream=True, **USAGE)
