@@ -122,14 +122,19 @@ class Monitor:
             self._begin("suspicions", engine, self._look_for_life)
 
     async def _look_for_life(self, engine: int) -> None:
-        for _ in range(self._rules.eject_after):
+        # A process that ends may take one more connection, and close it; refusals come after that.
+        refusals = 0
+        for _ in range(2 * self._rules.eject_after):
             try:
                 await self._probes[engine].health(self._liveness_timeout_s)
             except ProbeFailed as failure:
-                if not failure.refused:
+                if not failure.refused and not failure.lost:
                     return  # it listens: what else may be wrong is for liveness to find
-                now = time.monotonic()
-                self._lifecycle.failed(engine, Evidence.CONNECTION, str(failure), now, refused=True)
+                now, refused = time.monotonic(), failure.refused
+                self._lifecycle.failed(engine, Evidence.CONNECTION, str(failure), now, refused=refused)
+                refusals += refused
+                if refusals == self._rules.eject_after:
+                    return
             else:
                 return
 

@@ -32,10 +32,11 @@ _Future = asyncio.Future[Reply | None]
 class ProbeFailed(Exception):
     """The engine did not answer as it should; the text says how."""
 
-    def __init__(self, why: str, *, refused: bool = False) -> None:
-        """`refused`: it could not even be connected to."""
+    def __init__(self, why: str, *, refused: bool = False, lost: bool = False) -> None:
+        """`refused`: it could not even be connected to; `lost`: it closed the connection without a reply."""
         super().__init__(why)
         self.refused = refused
+        self.lost = lost
 
 
 class _Stream:
@@ -154,7 +155,7 @@ class Probe:
         except ConnectionFailed as error:
             raise ProbeFailed(f"it can't be reached: {error}", refused=True) from None
         except LegLost as error:
-            raise ProbeFailed(f"{what}: {error}") from None
+            raise ProbeFailed(f"{what}: {error}", lost=not error.heard) from None
         finally:
             leg.abort()
 

@@ -141,6 +141,17 @@ def test_an_overloaded_engine_that_says_it_is_well_goes_on() -> None:
     on_router(test, **PAIRS)
 
 
+def test_one_lost_leg_is_enough_where_connections_are_closed_without_a_reply() -> None:
+    async def test(where: Routed) -> None:
+        where.fleet["d0"].faults.set(Fault(FaultName.RESET, at="accept"))
+        assert (await where.ask(CHAT, body_for(CHAT, stream=True))).ended == "whole"
+        await eventually(lambda: state(where, "d0") is State.EJECTED)
+        assert "3 connection failures in a row" in where.router.lifecycle.lives[2].why
+        where.fleet["d0"].faults.set()
+
+    on_router(test, **PAIRS, recovery={"liveness_interval_s": 60})
+
+
 def test_the_last_of_its_role_is_asked_however_doubtful_it_is() -> None:
     async def test(where: Routed) -> None:
         where.fleet["d0"].faults.set(Fault(FaultName.IDS_MISSING))
