@@ -38,6 +38,7 @@ class SeatRequest(Waiter):
     `tokens` is the prompt's length and `output_tokens` the answer's, as expected. `target` is the moment at
     which the first token is due, `tpot_s` the token interval that is wanted; with `refusable`, the request is
     turned away when it would miss them, and not else. `producer` is the engine that prefilled the prompt.
+    `again`: the request had a leg already.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SeatRequest(Waiter):
         tpot_s: float = math.inf,
         refusable: bool = False,
         producer: int = -1,
+        again: bool = False,
     ) -> None:
         super().__init__()
         self.phase = phase
@@ -68,6 +70,7 @@ class SeatRequest(Waiter):
         self.tpot_s = tpot_s
         self.refusable = refusable
         self.producer = producer
+        self.again = again
         self.stage = Stage.NEW
         self.order = 0  # of asking; settles equal arrivals
         self.decided: Grant | Ending | None = None  # while DECIDED
@@ -77,7 +80,7 @@ class SeatRequest(Waiter):
     @property
     def started(self) -> bool:
         """Whether it had a leg already, so that it is no newcomer who could be turned away."""
-        return self.phase is Phase.DECODE or bool(self.avoid)
+        return self.phase is Phase.DECODE or self.again or bool(self.avoid)
 
 
 Entry = tuple[float, int, SeatRequest]

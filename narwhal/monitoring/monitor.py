@@ -121,6 +121,10 @@ class Monitor:
         if self._timer is not None:
             self._begin("suspicions", engine, self._look_for_life)
 
+    def looking(self, engine: int) -> asyncio.Task[None] | None:
+        """The task that finds out whether a suspect still lives, while it does; it never fails."""
+        return self._tasks.get(("suspicions", engine))
+
     async def _look_for_life(self, engine: int) -> None:
         # A process that ends may take one more connection, and close it; refusals come after that.
         refusals = 0

@@ -53,6 +53,7 @@ T = TypeVar("T")
 _PRODUCERS_TOO = (Evidence.TIMEOUT, Evidence.STATUS)
 
 _SIZING_TIMEOUT_S = 5.0  # an engine that takes longer to count a prompt is not waited for
+_LOOK_S = 1.0  # a dead engine's machine refuses connections sooner; a dead machine is not waited for
 _KEPT = 1 << 20  # bytes of an answer's token IDs at most, so that it can be continued
 
 
@@ -314,7 +315,7 @@ class Exchange:
             finally:
                 self._drop_leg()
                 self._give_back_seats()
-            await self._back_off()
+            await self._back_off(avoid)
             request = await self._rest_of(whole, lost, avoid)
             if self._join is not None:
                 avoid |= self._router.without_token_ids
@@ -340,8 +341,9 @@ class Exchange:
             return False
         return True
 
-    async def _back_off(self) -> None:
-        """Wait a little before another attempt."""
+    async def _back_off(self, avoid: frozenset[int]) -> None:
+        """Wait a little before another attempt; if it could only meet an engine that failed this request, and
+        that may be dead, until that is known, for then others take over."""
         base_s = self._serving.retry_backoff_s
         pause_s = pause(len(self.record.attempts), base_s, self._router.random)
         future: asyncio.Future[None] = self._loop.create_future()
@@ -351,6 +353,25 @@ class Exchange:
             await self._wait(future)
         finally:
             timer.cancel()
+        for engine in avoid:
+            looking = self._router.monitor.looking(engine)
+            if looking is not None and not self._router.others_eligible(engine, avoid):
+                await self._known(looking)
+
+    async def _known(self, looking: asyncio.Task[None]) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def done(_: object = None) -> None:
+            if not future.done():
+                future.set_result(None)
+
+        timer = self._loop.call_later(_LOOK_S, done)
+        looking.add_done_callback(done)
+        try:
+            await self._wait(future)
+        finally:
+            timer.cancel()
+            looking.remove_done_callback(done)
 
     async def _rest_of(
         self, whole: CompletionRequest, lost: Ending, avoid: frozenset[int]
@@ -457,9 +478,22 @@ class Exchange:
             attempt.decode = engine.id
             return await self._decode(request, engine, grant, None)
         attempt.prefill = engine.id
-        handoff = await self._prefill(request, engine, grant)
+        handoff: Handoff | None
+        handoff = made = await self._prefill(request, engine, grant)
         grant.release(Phase.PREFILL, time.monotonic())
-        grant, attempt.decode_waited_s = await self._decode_seat(handoff, avoid, grant.engine)
+        try:
+            grant, attempt.decode_waited_s = await self._decode_seat(made, avoid, grant.engine)
+        except AttemptFailed as failure:
+            if failure.ending.name != "backend_unavailable":
+                raise
+            # No engine decodes any more: those that prefill may have taken over by now.
+            self._let_go_of_handoff()
+            grant, waited_s = await self._seat(Phase.PREFILL, avoid)
+            engine = self._router.engines[grant.engine]
+            if not grant.both or (self._join is not None and not engine.dialect.supplies_token_ids):
+                raise
+            attempt.decode_waited_s = waited_s
+            handoff = None
         attempt.decode_offer = grant.offer
         engine = self._router.engines[grant.engine]
         attempt.decode = engine.id
@@ -481,7 +515,6 @@ class Exchange:
             raise AttemptFailed(Ending("handoff_failed", message)) from None
         except Ending as ending:
             if ending.name == "backend_unavailable":
-                # Of the other role there may be engines that take whole requests now.
                 raise AttemptFailed(ending) from None
             raise
         if handoff.lost:
@@ -513,7 +546,8 @@ class Exchange:
                 future.set_exception(ending)
 
         record = self.record
-        newcomer = phase is Phase.PREFILL and len(record.attempts) == 1
+        again = len(record.attempts) > 1 or record.prefill is not None
+        newcomer = phase is Phase.PREFILL and not again
         request = SeatRequest(
             phase,
             record.arrived,
@@ -526,6 +560,7 @@ class Exchange:
             tpot_s=record.slo_tpot_s,
             refusable=newcomer and self._serving.admission is Admission.PREDICTIVE,
             producer=producer,
+            again=again,
         )
         grant = door.ask(request, time.monotonic())
         if newcomer:

@@ -297,6 +297,46 @@ def test_a_rest_that_does_not_fit_ends_the_stream_and_is_not_held_against_the_en
     on_router(other, **PAIRS, options=options)
 
 
+def test_when_the_last_decode_engine_dies_its_answers_go_on_where_prompts_are_prefilled() -> None:
+    async def test(where: Routed) -> None:
+        p0, d0 = where.fleet["p0"], where.fleet["d0"]
+        body = asked(CHAT, stream=True, return_token_ids=True)
+        uncut = same_but_for_names(await where.ask(CHAT, body))
+        d0.faults.set(Fault(FaultName.STALL, after=3))
+        before = d0.stats.events
+        asking = [asyncio.ensure_future(where.ask(CHAT, body)) for _ in range(2)]
+        await eventually(lambda: d0.stats.events == before + 6)
+        await d0.stop()
+        for answer in await asyncio.gather(*asking):
+            assert same_but_for_names(answer) == uncut
+        for row in (await where.rows(3))[1:]:
+            assert [(attempt["decode"], attempt["failure"]) for attempt in row["attempts"]] == [
+                ("d0", "broken_stream"),
+                ("p0", None),
+            ]
+        assert p0.stats["whole"].started == 2
+
+    on_router(test, serving=SERVING)
+
+
+def test_an_engine_that_dies_between_the_legs_is_stood_in_for_within_the_attempt() -> None:
+    async def test(where: Routed) -> None:
+        p0, d0 = where.fleet["p0"], where.fleet["d0"]
+        p0.faults.set(Fault(FaultName.SLOW_FIRST_TOKEN, leg="prefill", seconds=1.5))
+        body = asked(CHAT, stream=True, return_token_ids=True)
+        asking = asyncio.ensure_future(where.ask(CHAT, body))
+        await eventually(lambda: p0.stats["prefill"].started == 1)
+        await d0.stop()
+        await eventually(lambda: not where.router.table.available[1])
+        p0.faults.set()
+        assert (await asking).token_ids == expected_output(body)[0]
+        (attempt,) = (await where.row())["attempts"]
+        assert (attempt["prefill"], attempt["decode"]) == ("p0", "p0")
+
+    serving = {"max_attempts": 1}
+    on_router(test, serving=serving, recovery={"liveness_interval_s": 0.2, "liveness_misses": 2})
+
+
 def test_going_on_is_paid_for_like_any_other_attempt() -> None:
     async def test(where: Routed) -> None:
         lose(where, 3)

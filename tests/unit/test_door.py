@@ -39,7 +39,12 @@ class Told:
         self.requests: dict[str, SeatRequest] = {}
 
     def ask(
-        self, name: str, arrived: float, phase: Phase = PREFILL, avoid: tuple[int, ...] = ()
+        self,
+        name: str,
+        arrived: float,
+        phase: Phase = PREFILL,
+        avoid: tuple[int, ...] = (),
+        again: bool = False,
     ) -> Grant | None:
         def on_grant(grant: Grant) -> None:
             self.grants[name] = grant
@@ -49,7 +54,7 @@ class Told:
             assert ending.name == "backend_unavailable"
             self.log.append(f"{name} unavailable")
 
-        request = SeatRequest(phase, arrived, frozenset(avoid), on_grant, on_ending)
+        request = SeatRequest(phase, arrived, frozenset(avoid), on_grant, on_ending, again=again)
         self.requests[name] = request
         grant = self.door.ask(request, NOW)
         if grant is not None:
@@ -165,7 +170,8 @@ def test_a_request_that_started_waits_even_if_the_queue_is_full() -> None:
     told.ask("decodes", 0.0, DECODE)
     assert told.ask("finished prefill", 1.0, DECODE) is None
     assert told.ask("tried again", 1.0, avoid=(0,)) is None
-    assert (door.waiting(PREFILL), door.waiting(DECODE)) == (1, 1)
+    assert told.ask("tried again with no other engine", 1.0, again=True) is None
+    assert (door.waiting(PREFILL), door.waiting(DECODE)) == (2, 1)
 
 
 def test_a_whole_request_gives_its_prefill_seat_back_first_and_its_decode_seat_last() -> None:
