@@ -31,7 +31,7 @@ from narwhal.engines.readings import read_context, read_token_count, read_usage
 from narwhal.fleet.health import Evidence
 from narwhal.fleet.retries import pause
 from narwhal.fleet.table import Phase
-from narwhal.outcomes import Ending
+from narwhal.outcomes import Counter, Ending
 from narwhal.profiles.input_length import script_of
 from narwhal.request import CompletionRequest, Route, read
 from narwhal.serving import failures, replies
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("narwhal.serving")
 
 T = TypeVar("T")
+
+# How requests end of which nothing was answered.
+_TURNED_AWAY = (Counter.REJECTED, Counter.REFUSED, Counter.INVALID_REQUESTS)
 
 # When a decode leg fails like this before it answers, it may be its producer that does not hand over.
 _PRODUCERS_TOO = (Evidence.TIMEOUT, Evidence.STATUS)
@@ -294,6 +297,7 @@ class Exchange:
         self._set_alarm()
         whole = request
         avoid: frozenset[int] = frozenset()
+        lost: Ending | None = None
         while True:
             attempt = Attempt()
             record.attempts.append(attempt)
@@ -310,8 +314,10 @@ class Exchange:
                 if self._continuation is not None and self._continuation.complete:
                     return self._complete(self._continuation)
                 if not self._may_try_again(failure, avoid):
-                    raise failure.ending from None
-                lost = failure.ending
+                    raise self._what_cut_it(lost, failure.ending) from None
+                lost = self._what_cut_it(lost, failure.ending)
+            except Ending as ending:
+                raise self._what_cut_it(lost, ending) from None
             finally:
                 self._drop_leg()
                 self._give_back_seats()
@@ -319,6 +325,18 @@ class Exchange:
             request = await self._rest_of(whole, lost, avoid)
             if self._join is not None:
                 avoid |= self._router.without_token_ids
+
+    def _what_cut_it(self, lost: Ending | None, ending: Ending) -> Ending:
+        """How a request ends whose last attempt ended so, and the one before it like `lost`.
+
+        A stream that the client has a part of can't be turned away any more: it was cut, and could not go on.
+        """
+        relay = self._relay
+        going_on = self._join is not None and relay is not None and relay.output_sent
+        if lost is None or not going_on or ending.outcome.counter not in _TURNED_AWAY:
+            return ending
+        lost.message += f"; it could not go on elsewhere: {ending.for_the_log}"
+        return lost
 
     def _may_try_again(self, failure: AttemptFailed, avoid: frozenset[int]) -> bool:
         relay, continuation = self._relay, self._continuation

@@ -297,6 +297,26 @@ def test_a_rest_that_does_not_fit_ends_the_stream_and_is_not_held_against_the_en
     on_router(other, **PAIRS, options=options)
 
 
+def test_a_stream_that_nobody_can_go_on_with_has_failed_by_what_cut_it() -> None:
+    async def test(where: Routed) -> None:
+        p0, d0 = where.fleet["p0"], where.fleet["d0"]
+        d0.faults.set(Fault(FaultName.STALL, after=3))
+        asking = asyncio.ensure_future(where.ask(CHAT, asked(CHAT, stream=True)))
+        await eventually(lambda: d0.stats.events == 3)
+        await p0.stop()
+        await eventually(lambda: not where.router.table.available[0])
+        await d0.stop()
+        error = terminal(await asking)
+        assert error["message"].startswith("engine d0 (decode leg): the engine closed the connection")
+        assert "no engine can run" in error["message"]
+        assert where.endings == {"broken_stream": 1}
+        assert where.counts["failed"] == 1
+        row = await where.row()
+        assert [attempt["failure"] for attempt in row["attempts"]] == ["broken_stream", None]
+
+    on_router(test, serving=SERVING, recovery={"liveness_interval_s": 0.75, "liveness_misses": 2})
+
+
 def test_when_the_last_decode_engine_dies_its_answers_go_on_where_prompts_are_prefilled() -> None:
     async def test(where: Routed) -> None:
         p0, d0 = where.fleet["p0"], where.fleet["d0"]
