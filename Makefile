@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
 
-.PHONY: help build demo test test-real chaos fuzz lint format bench bench-guard bench-compare clean
+.PHONY: help build demo test test-real test-real-long chaos fuzz lint format bench bench-guard bench-compare clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a simulated fleet, the router, one streamed answer, a short load"
 	@echo "make test       unit, property and socket tests"
 	@echo "make test-real  the same through real vLLM engines on this CPU"
+	@echo "make test-real-long  what takes minutes on them: engines killed under answers that go on elsewhere"
 	@echo "make chaos      a minute of killed, stopped and misbehaving engines under load"
 	@echo "make fuzz       random inputs for the parsers, a minute of it, against their oracles"
 	@echo "make lint       ruff, mypy --strict, cython-lint"
@@ -40,7 +41,10 @@ test: build
 	$(BIN)/python -m pytest --numprocesses auto
 
 test-real: build
-	$(BIN)/python -m pytest tests/real --timeout 420
+	$(BIN)/python -m pytest tests/real --timeout 420 -m "not long"
+
+test-real-long: build
+	$(BIN)/python -m pytest tests/real --timeout 420 -m long
 
 chaos: build
 	NARWHAL_CHAOS_S=60 $(BIN)/python -m pytest tests/http/test_chaos.py -s

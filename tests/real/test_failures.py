@@ -163,6 +163,7 @@ def test_when_the_only_decode_engine_is_killed_streams_end_with_an_error_and_who
     assert router.row(request)["attempts"][0]["decode"] == "d0"
 
 
+@pytest.mark.long
 def test_with_continue_streams_answers_whose_decode_engine_is_killed_are_those_of_one_engine_alone(
     fleet: Fleet, spare: Engine, producer: Engine, tmp_path: Path
 ) -> None:
