@@ -15,20 +15,24 @@ cdef enum Phase:
     CLOSED = 5
 
 cdef class EngineLink(Receiver):
-    cdef Outlet outlet
-    cdef object pool            # told when the connection is free again, or gone
+    # Looked at for each event.
     cdef object leg             # told of a whole reply, or that none will come; None once told
     cdef Relay relay            # takes a streamed reply; None for collected ones
-    cdef Phase phase
-    cdef Chunked chunked
-    cdef ResponseHead reply
     cdef bytearray buffer       # an incomplete head, or the collected body
+    cdef Phase phase
+    cdef bint streaming         # this reply goes to the relay
+    cdef Chunked chunked
+    cdef double defer_at        # when to look after this stream's acknowledgements
+
+    cdef Outlet outlet
+    cdef object pool            # told when the connection is free again, or gone
+    cdef ResponseHead reply
     cdef long long left         # bytes of a sized body still to come
     cdef Py_ssize_t limit       # bytes of a collected body
     cdef Py_ssize_t surplus     # bytes read after the answer was complete
     cdef Relay tail             # has its whole answer; events that still come are counted
     cdef long long tail_counted  # of those, what the relay's owner has been told
-    cdef bint streaming         # this reply goes to the relay
+    cdef double patience        # seconds until the next look after acknowledgements
     cdef readonly bint heard    # a byte of this reply came
     cdef bint paused            # reading has stopped
     cdef readonly bint reused   # it has served a request before this one
@@ -36,6 +40,7 @@ cdef class EngineLink(Receiver):
 
     cdef Py_ssize_t read_head(self, const unsigned char* p, Py_ssize_t n)
     cdef bint payload(self, const unsigned char* p, Py_ssize_t n, double at)
+    cdef void defer_acks(self, double at)
     cdef void complete(self, bint reusable)
     cdef void broken(self, str why)
     cdef void after_flush(self)

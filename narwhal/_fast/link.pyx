@@ -25,6 +25,9 @@ from narwhal._fast.outlet cimport Outlet
 from narwhal._fast.reactor cimport Receiver
 from narwhal._fast.relay cimport DONE, FAILED, Relay
 
+# How long after a stream's acknowledgements were deferred it is looked whether they still are, at first.
+cdef double FIRST_PATIENCE_S = 0.5
+
 # How much may follow a complete answer before the connection is given up instead of being read to its end.
 cdef Py_ssize_t SURPLUS_LIMIT = 65536
 
@@ -69,6 +72,8 @@ cdef class EngineLink(Receiver):
         self.surplus = 0
         self.buffer = None
         self.outlet.write_pieces(pieces, size)
+        self.defer_at = 0
+        self.patience = FIRST_PATIENCE_S
 
     def abort(self) -> None:
         """Close now and tell nobody: the engine sees the client's leaving."""
@@ -126,6 +131,10 @@ cdef class EngineLink(Receiver):
             self.pool.gone(self)
 
     # ---- reading
+
+    cdef void fetch_ahead(self, int step) noexcept:
+        if self.relay is not None:
+            self.relay.fetch_ahead(step)
 
     cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1:
         cdef double at = now()
@@ -187,8 +196,18 @@ cdef class EngineLink(Receiver):
             return 0
         if self.streaming and self.relay is not None:
             self.relay.flush()
+            if at >= self.defer_at:
+                self.defer_acks(at)
             self.after_flush()
         return 0
+
+    cdef void defer_acks(self, double at):
+        # A stream's acknowledgements need not be quick, unless its engine waits for each before it sends more
+        # (Nagle's algorithm). Such a stream stalls, the system falls back, and it is left alone for longer
+        # each time.
+        self.defer_at = at + self.patience
+        if self.outlet.direct is not None and self.outlet.direct.defer_acks():
+            self.patience *= 2
 
     cdef Py_ssize_t read_head(self, const unsigned char* p, Py_ssize_t n):
         # Returns the bytes used, 0 if more are needed, -1 if the connection has been given up.

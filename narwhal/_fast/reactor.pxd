@@ -2,10 +2,18 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from narwhal._fast.epoll cimport epoll_event
+
+cdef enum:
+    AT_ONCE = 8     # connections whose data is fetched before they are served
+
 cdef class Receiver:
     # A protocol of the event loop's whose bytes need not become an object first. What is at p is good until
     # the method returns.
     cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1
+    # Fetch what receive is going to look at, for which the processor would have to wait: 0 what is in the
+    # receiver's own reach, 1 what is in the reach of that, and so on.
+    cdef void fetch_ahead(self, int step) noexcept
 
 cdef class Reactor:
     cdef object __weakref__
@@ -19,6 +27,7 @@ cdef class Reactor:
     cdef unsigned char* buffer  # what is being read, by one transport at a time
     cdef list ended             # (transport, exception) whose protocols have not been told yet
 
+    cdef void fetch_ahead(self, epoll_event* events, int count) noexcept
     cdef bint serve_one(self, uint64_t owner, uint32_t events) except -1
     cdef int watch(self, Transport transport, uint32_t interest) except -1
     cdef void forget(self, Transport transport, exc)
@@ -26,26 +35,30 @@ cdef class Reactor:
     cdef int report(self, Transport transport, exc) except -1
 
 cdef class Transport:
+    # Looked at for each event.
     cdef Reactor reactor
-    cdef object protocol        # None once it knows that the connection is gone
-    cdef Receiver receiver      # the same, if its bytes need not become an object
-    cdef tuple peer
+    cdef Receiver receiver      # the protocol, if its bytes need not become an object
     cdef int fd                 # -1 once closed
     cdef uint32_t generation
-    cdef uint32_t interest      # what epoll watches it for; 0: it is not watched
+    cdef Py_ssize_t queued      # bytes that the socket did not take yet
     cdef bint reading           # reading is not paused, and the peer's end has not been seen
-    cdef bint at_eof            # the peer has closed its half
     cdef bint closing           # it closes once everything is sent
     cdef bint half              # our half is closed once everything is sent
+
+    cdef object protocol        # None once it knows that the connection is gone
+    cdef tuple peer
+    cdef uint32_t interest      # what epoll watches it for; 0: it is not watched
+    cdef bint at_eof            # the peer has closed its half
     cdef bint full              # the protocol has been told to stop writing
-    cdef list queue             # buffers that the socket did not take yet, or None
-    cdef bytearray tail         # the queue's last buffer, if more may be put into it
-    cdef Py_ssize_t offset      # bytes of the first one that it did
-    cdef Py_ssize_t queued      # bytes it did not
+    cdef list queue             # buffers with what is queued, or None
+    cdef bytearray tail         # the last of them, if more may be put into it
+    cdef Py_ssize_t offset      # bytes of the first one that the socket did take
 
     cdef int put(self, const unsigned char* p, Py_ssize_t n) except -1
+    cdef bint defer_acks(self) noexcept
     cdef int ready(self, uint32_t events) except -1
-    cdef int read(self) except -1
+    cdef Py_ssize_t read(self) except -1
+    cdef int look_again(self) except -1
     cdef int end_of_file(self) except -1
     cdef int keep(self, data) except -1
     cdef int send_queue(self) except -1

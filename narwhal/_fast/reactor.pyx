@@ -12,6 +12,7 @@ without what isn't needed: there is no TLS, and none but the loop's thread may t
 
 What is ready in one turn can be closed, paused or replaced by a protocol served before it in the same turn.
 So epoll is given no pointers but a descriptor and the generation of its owner, and both are looked at anew.
+It tells only of what is new (edge-triggered), which saves asking each socket once more after it was read.
 A socket is taken out of the instance before it is closed, since closing does not do that while a forked child
 has a copy.
 """
@@ -19,32 +20,21 @@ has a copy.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.ref cimport PyObject
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from narwhal._fast.epoll cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN,
+    EPOLLOUT, EPOLLRDHUP, epoll_create1, epoll_ctl, epoll_event, epoll_wait, fetch,
+)
+
 import os
 import weakref
 
-
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        uint64_t u64
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epoll, int operation, int fd, epoll_event* event)
-    int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms)
-    int EPOLL_CLOEXEC
-    int EPOLL_CTL_ADD
-    int EPOLL_CTL_MOD
-    int EPOLL_CTL_DEL
-    uint32_t EPOLLIN
-    uint32_t EPOLLOUT
-    uint32_t EPOLLERR
-    uint32_t EPOLLHUP
 
 cdef extern from "<sys/uio.h>" nogil:
     cdef struct iovec:
@@ -59,6 +49,7 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void* p, size_t n, int flags)
     ssize_t sendmsg(int fd, const msghdr* message, int flags)
     int shutdown(int fd, int how)
+    int setsockopt(int fd, int level, int option, const void* value, unsigned int length)
     int getsockopt(int fd, int level, int option, void* value, unsigned int* length)
     int MSG_NOSIGNAL
     int MSG_DONTWAIT
@@ -69,6 +60,7 @@ cdef extern from "<netinet/in.h>" nogil:
 
 cdef extern from "<netinet/tcp.h>" nogil:
     int TCP_INFO
+    int TCP_QUICKACK
     int TCP_ESTABLISHED
 
 cdef extern from "<sys/ioctl.h>" nogil:
@@ -93,6 +85,9 @@ _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reac
 cdef class Receiver:
     cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1:
         raise NotImplementedError
+
+    cdef void fetch_ahead(self, int step) noexcept:
+        pass
 
 
 cdef class Reactor:
@@ -171,7 +166,31 @@ cdef class Reactor:
         cdef epoll_event events[A_TURN]
         cdef int i, count = epoll_wait(self.epoll, events, A_TURN, 0)
         for i in range(count):
+            if i % AT_ONCE == 0 and count > 2:
+                self.fetch_ahead(events + i, count - i)
             self.serve_one(events[i].data.u64, events[i].events)
+
+    cdef void fetch_ahead(self, epoll_event* events, int count) noexcept:
+        # With hundreds of streams, what belongs to one has left the processor's cache by its next event, and
+        # to wait for each piece of it in turn would take longer than all that is done with them. So the
+        # pieces of several are fetched at once: what is followed in one step was fetched in the one before.
+        cdef PyObject* found[AT_ONCE]
+        cdef int i, step, known = 0
+        for i in range(min(count, AT_ONCE)):
+            if events[i].data.u64 >> 32:
+                found[known] = <PyObject*>PyList_GET_ITEM(self.transports, <int><uint32_t>events[i].data.u64)
+                fetch(found[known], 2)
+                known += 1
+        for i in range(known):
+            if found[i] == <PyObject*>None or (<Transport>found[i]).receiver is None:
+                found[i] = NULL
+            else:
+                found[i] = <PyObject*>(<Transport>found[i]).receiver
+                fetch(found[i], 3)
+        for step in range(3):
+            for i in range(known):
+                if found[i] != NULL:
+                    (<Receiver>found[i]).fetch_ahead(step)
 
     cdef bint serve_one(self, uint64_t owner, uint32_t events) except -1:
         # Whether the descriptor is one of the reactor's: what others watch in its instance has generation 0.
@@ -194,7 +213,7 @@ cdef class Reactor:
             operation = EPOLL_CTL_ADD
         elif interest == 0:
             operation = EPOLL_CTL_DEL
-        event.events = interest
+        event.events = interest | EPOLLET
         event.data.u64 = <uint64_t>transport.generation << 32 | <uint32_t>transport.fd
         if epoll_ctl(self.epoll, operation, transport.fd, &event) < 0:
             raise os_error(errno)
@@ -263,14 +282,18 @@ cdef class Transport:
     # ---- reading
 
     cdef int ready(self, uint32_t events) except -1:
-        if self.reading and events & (EPOLLIN | EPOLLHUP | EPOLLERR):
-            self.read()
+        cdef bint ends = events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR) != 0
+        if self.reading and (ends or events & EPOLLIN):
+            # A read that does not fill the buffer has left nothing, unless it be the end.
+            if self.read() == BUFFER or (ends and self.reading):
+                self.look_again()
         if self.queued and events & (EPOLLOUT | EPOLLHUP | EPOLLERR):
             self.send_queue()
             self.after_sending()
         return 0
 
-    cdef int read(self) except -1:
+    cdef Py_ssize_t read(self) except -1:
+        # Returns how many bytes there were.
         cdef Reactor reactor = self.reactor
         cdef ssize_t n = recv(self.fd, reactor.buffer, BUFFER, MSG_DONTWAIT)
         if n > 0:
@@ -278,9 +301,12 @@ cdef class Transport:
                 self.receiver.receive(reactor.buffer, n)
             else:
                 self.protocol.data_received(PyBytes_FromStringAndSize(<const char*>reactor.buffer, n))
-        elif n == 0:
+            return n
+        if n == 0:
             self.end_of_file()
-        elif errno != EAGAIN and errno != EINTR:
+        elif errno == EINTR:
+            self.look_again()
+        elif errno != EAGAIN:
             self.fail(errno)
         return 0
 
@@ -311,11 +337,17 @@ cdef class Transport:
         if self.fd < 0:
             return 0
         if self.reading:
-            interest |= EPOLLIN
+            interest |= EPOLLIN | EPOLLRDHUP
         if self.queued:
             interest |= EPOLLOUT
         if interest != self.interest:
             self.reactor.watch(self, interest)
+        return 0
+
+    cdef int look_again(self) except -1:
+        # Be told of what is there now: by itself epoll only tells of what is new.
+        if self.interest:
+            self.reactor.watch(self, self.interest)
         return 0
 
     # ---- writing
@@ -412,6 +444,8 @@ cdef class Transport:
             so_far += sent
             if sent < total:
                 return 0
+        if self.queued:
+            self.look_again()
         return 0
 
     cdef int drop_sent(self, Py_ssize_t sent) except -1:
@@ -448,6 +482,20 @@ cdef class Transport:
             elif self.half:
                 shutdown(self.fd, SHUT_WR)
         return 0
+
+    cdef bint defer_acks(self) noexcept:
+        """Have what comes acknowledged with what is sent, or every other segment; whether it was not so.
+
+        The system's other way is a packet of its own after each read, which costs half of what the read does.
+        It falls back to that when something has waited 40 ms for its acknowledgement.
+        """
+        cdef int quick = 0
+        cdef unsigned int length = sizeof(quick)
+        if getsockopt(self.fd, IPPROTO_TCP, TCP_QUICKACK, &quick, &length) < 0 or not quick:
+            return False
+        quick = 0
+        setsockopt(self.fd, IPPROTO_TCP, TCP_QUICKACK, &quick, sizeof(quick))
+        return True
 
     def get_write_buffer_size(self) -> int:
         return self.queued

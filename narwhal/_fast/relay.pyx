@@ -23,6 +23,7 @@ from libc.string cimport memcmp, memcpy, memmove
 
 from narwhal._fast.assemble cimport Assembler
 from narwhal._fast.clock cimport now
+from narwhal._fast.epoll cimport fetch
 from narwhal._fast.outlet cimport Outlet
 from narwhal._fast.recall cimport Recall
 from narwhal._fast.scan cimport IDS_MALFORMED, IDS_VALID, MAX_SPANS, Facts, forget, scan_event
@@ -202,6 +203,16 @@ cdef class Relay:
         return self.output_events, "events"
 
     # ---- reading
+
+    cdef void fetch_ahead(self, int step) noexcept:
+        """Fetch what consume is going to look at; see Receiver."""
+        if step == 0:
+            fetch(<void*>self, 10)
+        elif self.outlet is not None:
+            if step == 1:
+                fetch(<void*>self.outlet, 1)
+            else:
+                fetch(<void*>self.outlet.direct, 2)
 
     cdef void consume(self, const unsigned char* p, Py_ssize_t n, double at):
         """Take the next payload bytes. What is to be sent waits in the scratch buffer for flush."""

@@ -8,7 +8,12 @@ cdef class Selector:
     cdef Reactor reactor
     cdef dict keys              # by descriptor: those that are not the reactor's connections
     cdef object queue, timers   # the loop's
+    cdef double since           # when the present count of events began
+    cdef long seen              # events since then
+    cdef bint is_crowded        # in the count before
+    cdef bint more              # there was more to take than was taken at once
 
+    cdef void watch_rate(self, int count) noexcept
     cdef int control(self, int operation, int fd, int events) except -1
     cdef int add_ready(self, list found, int fd, uint32_t events) except -1
     cpdef list select(self, timeout=*)

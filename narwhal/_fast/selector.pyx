@@ -5,37 +5,39 @@ one of those descriptors is waited for twice for each event, and its call goes t
 here the reactor's epoll instance is the selector's own: its connections are served from within `select`,
 which returns only when the loop has something to do: another descriptor is ready, a call was queued, a timer
 was set or is due.
+
+To be woken costs as much as to relay an event. So while thousands of events come in a second, and the loop
+has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps half a
+millisecond, then takes what is there. A loop that is busy does not sleep, and one that is quiet is woken at
+once.
 """
 
 from libc.errno cimport EINTR, errno
 from libc.math cimport ceil
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint32_t
 
 import os
 from selectors import SelectorKey
 
-from narwhal._fast.clock cimport now
-from narwhal._fast.reactor cimport Reactor
+from narwhal._fast.clock cimport now, timespec
+from narwhal._fast.epoll cimport (
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, epoll_ctl, epoll_event, epoll_wait,
+)
+from narwhal._fast.reactor cimport AT_ONCE, Reactor
 
-
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        uint64_t u64
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_ctl(int epoll, int operation, int fd, epoll_event* event)
-    int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms)
-    int EPOLL_CTL_ADD
-    int EPOLL_CTL_MOD
-    int EPOLL_CTL_DEL
-    uint32_t EPOLLIN
-    uint32_t EPOLLOUT
 
 cdef enum:
     A_TURN = 256    # ready descriptors that are taken at once
     READ = 1        # selectors.EVENT_READ
     WRITE = 2       # selectors.EVENT_WRITE
+
+
+cdef extern from "<time.h>" nogil:
+    int nanosleep(const timespec* length, timespec* rest)
+
+cdef double CROWD = 5000        # events a second from which they are let come together ...
+cdef double WINDOW_S = 0.01     # ... over this time at least
+cdef long HOLD_NS = 500_000      # for how long; half of it holds an event up on average
 
 
 cdef class Selector:
@@ -49,6 +51,11 @@ cdef class Selector:
     def serve_for(self, queue, timers) -> None:
         """`select` is to return when the loop's queue of calls has one, or when it has another timer."""
         self.queue, self.timers = queue, timers
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many events come that they are taken together."""
+        return self.is_crowded
 
     def register(self, fileobj, int events, data=None):
         """See BaseSelector. Raises KeyError, OSError."""
@@ -106,6 +113,7 @@ cdef class Selector:
         cdef double until = 0, left
         cdef Py_ssize_t timers = len(self.timers)
         cdef list found = []
+        cdef timespec hold = timespec(tv_sec=0, tv_nsec=HOLD_NS)
         if timeout is not None:
             left = timeout
             wait_ms = in_ms(left)
@@ -115,12 +123,17 @@ cdef class Selector:
                 count = epoll_wait(self.reactor.epoll, events, A_TURN, 0)
             else:
                 with nogil:
+                    if self.is_crowded and not self.more:
+                        nanosleep(&hold, NULL)
                     count = epoll_wait(self.reactor.epoll, events, A_TURN, wait_ms)
             if count < 0:
                 if errno == EINTR:
                     return found    # for the signal's handler to run
                 raise OSError(errno, os.strerror(errno))
+            self.watch_rate(count)
             for i in range(count):
+                if i % AT_ONCE == 0 and count > 2:
+                    self.reactor.fetch_ahead(events + i, count - i)
                 if not self.reactor.serve_one(events[i].data.u64, events[i].events):
                     self.add_ready(found, <int><uint32_t>events[i].data.u64, events[i].events)
             if found or count == 0 or wait_ms == 0 or self.queue or len(self.timers) != timers:
@@ -130,6 +143,15 @@ cdef class Selector:
                 if left <= 0:
                     return found
                 wait_ms = in_ms(left)
+
+    cdef void watch_rate(self, int count) noexcept:
+        cdef double at = now()
+        self.more = count == A_TURN
+        self.seen += count
+        if at - self.since >= WINDOW_S:
+            self.is_crowded = self.seen > CROWD * (at - self.since)
+            self.since = at
+            self.seen = 0
 
     cdef int add_ready(self, list found, int fd, uint32_t events) except -1:
         cdef int mask = 0

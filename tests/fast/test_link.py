@@ -5,6 +5,8 @@ Replies are written down byte by byte and come in any pieces; a connection that 
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +16,11 @@ from hypothesis import strategies as st
 
 from narwhal._fast.link import EngineLink
 from narwhal._fast.outlet import Outlet
+from narwhal._fast.reactor import Reactor
 from narwhal._fast.relay import Relay
 from tests.fast.splits import CUTS, splits
 from tests.fast.transports import RecordingTransport
+from tests.fast.waiting import until
 
 REQUEST = b"POST / HTTP/1.1\r\n\r\n"
 EVENT = b'data: {"choices":[{"text":"a","token_ids":[1]}]}\n\n'
@@ -556,3 +560,44 @@ def test_a_connection_is_never_left_paused_by_a_client_that_has_its_answer(end: 
     if not end:
         engine.reply(b"0\r\n\r\n")
     assert engine.pool.freed == 1
+
+
+def test_a_streams_acknowledgements_are_deferred_and_left_alone_for_a_while_where_that_held_it_up() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            ours = socket.create_connection(listening.getsockname())
+            theirs, _ = listening.accept()
+        ours.setblocking(False)
+        with theirs, ours.dup() as same:
+
+            def quick() -> bool:
+                return same.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) != 0
+
+            async def send(data: bytes) -> None:
+                heard = relay.heard_at
+                theirs.sendall(data)
+                await until(lambda: relay.heard_at != heard)
+
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            link = EngineLink(Pool(), LIMIT)
+            Reactor.of(asyncio.get_running_loop()).attach(ours.detach(), link)
+            outlet = Outlet()
+            outlet.attach(RecordingTransport())
+            relay = Relay(Owner(), outlet=outlet)
+            relay.begin(True)
+            link.start([REQUEST], len(REQUEST), Leg(), relay)
+            assert quick()
+            await send(STREAM + b"\r\n" + EVENT)
+            assert not quick()
+            # As the system does when something waited for long.
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            await send(EVENT)
+            assert quick()
+            async with asyncio.timeout(10):
+                while quick():
+                    await send(EVENT)
+                    await asyncio.sleep(0.01)
+            link.abort()
+            await asyncio.sleep(0)
+
+    asyncio.run(main())

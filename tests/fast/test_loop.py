@@ -16,6 +16,8 @@ import pytest
 
 from narwhal._fast.loop import Loop, run
 from narwhal._fast.reactor import Reactor
+from narwhal._fast.selector import Selector
+from tests.fast.waiting import until
 
 
 class Echo(asyncio.Protocol):
@@ -81,6 +83,52 @@ def test_a_timer_set_while_only_connections_are_busy_is_kept() -> None:
             await fired.wait()
         protocol.transport.close()
 
+    run(main())
+
+
+def test_events_that_come_in_a_crowd_are_all_served_and_so_is_everybody_else() -> None:
+    class Counting(Echo):
+        def data_received(self, data: bytes) -> None:
+            received.append(len(data))
+
+    def flood(peers: list[socket.socket], stop: threading.Event) -> None:
+        while not stop.is_set():
+            for peer in peers:
+                sent.append(peer.send(b"x"))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        selector: Selector = loop._selector  # type: ignore[attr-defined]
+        pairs = [socket.socketpair() for _ in range(50)]
+        for ours, _ in pairs:
+            ours.setblocking(False)
+            Reactor.of(loop).attach(ours.detach(), Counting())
+        stop, woken, timed, readable = threading.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+        flooding = threading.Thread(target=flood, args=([peer for _, peer in pairs], stop))
+        flooding.start()
+        try:
+            async with asyncio.timeout(30):
+                await until(lambda: selector.crowded)
+                threading.Thread(target=loop.call_soon_threadsafe, args=(woken.set,)).start()
+                await woken.wait()
+                loop.call_later(0.0001, timed.set)
+                await timed.wait()
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    loop.add_reader(ours, readable.set)
+                    theirs.send(b"x")
+                    await readable.wait()
+                    loop.remove_reader(ours)
+        finally:
+            stop.set()
+            await asyncio.to_thread(flooding.join)
+        await until(lambda: sum(received) >= len(sent) and not selector.crowded)
+        assert sum(received) == len(sent)
+        for _, peer in pairs:
+            peer.close()
+
+    received: list[int] = []
+    sent: list[int] = []
     run(main())
 
 
