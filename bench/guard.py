@@ -16,7 +16,6 @@ import json
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -41,56 +40,15 @@ def relay_events(count: int) -> None:
 
 
 async def _relay_events(count: int) -> None:
-    from bench.in_memory import STREAM_HEAD, TOKEN
-    from narwhal._fast.link import EngineLink
-    from narwhal._fast.outlet import Outlet
-    from narwhal._fast.reactor import Reactor
-    from narwhal._fast.relay import Relay
+    from bench.in_memory import TOKEN
+    from bench.streams import Streams
 
-    class Nobody(asyncio.Protocol):
-        def on_output(self) -> None: ...
-
-        def on_end(self) -> None: ...
-
-        def free(self, link: EngineLink) -> None: ...
-
-        def gone(self, link: EngineLink) -> None: ...
-
-        def after_done(self, events: int) -> None: ...
-
-        def on_reply(self, status: int, body: bytes, retry_after_s: int) -> None: ...
-
-        def on_lost(self, why: str, stale: bool) -> None: ...
-
-    nobody = Nobody()
-    reactor = Reactor.of(asyncio.get_running_loop())
-    engines, clients, relays = [], [], []
-    for _ in range(STREAMS):
-        # Sockets that keep messages apart, so that each event is one read however many wait.
-        ends = [socket.socketpair(type=socket.SOCK_SEQPACKET) for _ in range(2)]
-        for ours, _ in ends:
-            ours.setblocking(False)
-        outlet = Outlet()
-        outlet.attach(reactor.attach(ends[1][0].detach(), nobody))
-        relay = Relay(nobody, outlet=outlet, head=b"HTTP/1.1 200 OK\r\n\r\n")
-        relay.begin(True)
-        link = EngineLink(nobody, 1 << 20)
-        reactor.attach(ends[0][0].detach(), link)
-        link.start([b"POST"], 4, nobody, relay)
-        engines.append(ends[0][1])
-        clients.append(ends[1][1])
-        relays.append(relay)
-    for engine in engines:
-        engine.send(STREAM_HEAD)
-    reactor.serve()
+    streams = Streams(STREAMS)
     for _ in range(count // STREAMS):
-        for engine in engines:
-            engine.send(TOKEN)
-        reactor.serve()
-        for client in clients:
-            client.recv(1 << 16, socket.MSG_DONTWAIT)
-    if {relay.tokens for relay in relays} != {count // STREAMS}:
-        raise RuntimeError(f"events failed: {[relay.failure_message for relay in relays]}")
+        streams.send(TOKEN)
+        streams.reactor.serve()
+        streams.read()
+    streams.check(count // STREAMS)
 
 
 def serve(count: int) -> None:

@@ -11,6 +11,32 @@ from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
+    """
+    #if defined(__SSE2__)
+    #include <emmintrin.h>
+    #endif
+
+    /* Where the first byte of p[i:n] is that is a quote, a backslash, a control or beyond ASCII, or n. */
+    static inline Py_ssize_t plain_end(const unsigned char* p, Py_ssize_t i, Py_ssize_t n) {
+    #if defined(__SSE2__)
+        const __m128i quote = _mm_set1_epi8('"'), backslash = _mm_set1_epi8('\\\\');
+        const __m128i space = _mm_set1_epi8(' ');
+        while (i + 16 <= n) {
+            const __m128i v = _mm_loadu_si128((const __m128i*)(p + i));
+            /* Compared as signed bytes, what is beyond ASCII is less than a space, too. */
+            const __m128i either = _mm_or_si128(_mm_cmpeq_epi8(v, quote), _mm_cmpeq_epi8(v, backslash));
+            const int odd = _mm_movemask_epi8(_mm_or_si128(either, _mm_cmplt_epi8(v, space)));
+            if (odd)
+                return i + __builtin_ctz(odd);
+            i += 16;
+        }
+    #endif
+        while (i < n && p[i] != '"' && p[i] != '\\\\' && p[i] >= 0x20 && p[i] < 0x80)
+            i++;
+        return i;
+    }
+    """
+    Py_ssize_t plain_end(const unsigned char* p, Py_ssize_t i, Py_ssize_t n) noexcept nogil
     int __builtin_ctzll(unsigned long long bits) nogil
 
 
@@ -90,26 +116,11 @@ cdef inline Py_ssize_t utf8_length(const unsigned char* p, Py_ssize_t left) noex
 cdef Kind read_string(Cursor* c, Value* out) noexcept nogil:
     cdef const unsigned char* p = c.text
     cdef Py_ssize_t i = c.at + 1, n = c.length, step
-    cdef uint64_t w, special
     cdef unsigned char b
     out.start = c.at
     out.escaped = False
     while True:
-        # Eight bytes at a time while none is a quote, a backslash, a control or beyond ASCII.
-        while i + 8 <= n:
-            memcpy(&w, p + i, 8)
-            special = (
-                (w - <uint64_t>0x2020202020202020)
-                | ((w ^ <uint64_t>0x2222222222222222) - <uint64_t>0x0101010101010101)
-                | ((w ^ <uint64_t>0x5C5C5C5C5C5C5C5C) - <uint64_t>0x0101010101010101)
-                | w
-            )
-            special &= <uint64_t>0x8080808080808080
-            if special:
-                # Borrows run upwards only, so the lowest mark is true: the first byte in little-endian order.
-                i += __builtin_ctzll(special) >> 3
-                break
-            i += 8
+        i = plain_end(p, i, n)
         if i >= n:
             c.at = i
             return fail(c, b"a string is not closed")
@@ -145,7 +156,7 @@ cdef Kind read_string(Cursor* c, Value* out) noexcept nogil:
         elif b < 0x80:
             i += 1
         else:
-            # A script beyond ASCII tends to go on, and eight at a time would stop at each of its letters.
+            # A script beyond ASCII tends to go on, and many at a time would stop at each of its letters.
             while i < n and p[i] >= 0x80:
                 step = utf8_length(p + i, n - i)
                 if step == 0:
