@@ -15,6 +15,7 @@ from narwhal._fast.selector cimport Selector
 from narwhal._fast.reactor import Reactor
 
 cdef double LONGEST_S = 86400.0
+cdef double MOST_S = 0.001      # seconds of calls before the selector has its turn
 # With more cancelled timers than this, asyncio's own turn may want to clear them out.
 cdef int MOST_CANCELLED = 100
 
@@ -107,7 +108,9 @@ class Loop(asyncio.SelectorEventLoop):
                 timer = heappop(timers)
                 timer._scheduled = False
                 ready.append(timer)
-        # Only what is due by now: what these calls queue is for the next turn.
+        # Only what is due by now: what these calls queue is for the next turn. And not for long, for streams'
+        # sake; the rest is due first then.
+        due = now() + MOST_S
         for _ in range(len(ready)):
             handle = ready.popleft()
             if type(handle) is Handle:
@@ -115,6 +118,8 @@ class Loop(asyncio.SelectorEventLoop):
                     (<Handle>handle).run()
             elif not handle._cancelled:
                 handle._run()
+            if now() >= due:
+                break
         handle = None
 
 

@@ -25,10 +25,13 @@ cdef class Reactor:
     cdef int open_count
     cdef uint32_t generation    # tells a descriptor's owner from its earlier ones
     cdef unsigned char* buffer  # what is being read, by one transport at a time
+    cdef list waiting           # transports of which there is news for a protocol of Python's
     cdef list ended             # (transport, exception) whose protocols have not been told yet
 
     cdef void fetch_ahead(self, epoll_event* events, int count) noexcept
     cdef bint serve_one(self, uint64_t owner, uint32_t events) except -1
+    cdef int serve_waiting(self) except -1
+    cdef int ready(self, Transport transport, uint32_t events) except -1
     cdef int watch(self, Transport transport, uint32_t interest) except -1
     cdef void forget(self, Transport transport, exc)
     cdef int regulate(self, Transport transport) except -1
@@ -47,6 +50,7 @@ cdef class Transport:
 
     cdef object protocol        # None once it knows that the connection is gone
     cdef tuple peer
+    cdef uint32_t news          # of epoll, while it is among the reactor's waiting
     cdef uint32_t interest      # what epoll watches it for; 0: it is not watched
     cdef bint at_eof            # the peer has closed its half
     cdef bint full              # the protocol has been told to stop writing

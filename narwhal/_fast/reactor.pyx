@@ -10,6 +10,9 @@ A Transport here keeps the contract of asyncio's, so that protocols can be on ei
 order, `connection_lost` once and never from within a call, and the same marks for back-pressure. It does
 without what isn't needed: there is no TLS, and none but the loop's thread may touch it.
 
+Streams go first: what is for a Receiver is served as it is found, what is for a protocol written in Python,
+which may be a whole request, after that and for a millisecond at most.
+
 What is ready in one turn can be closed, paused or replaced by a protocol served before it in the same turn.
 So epoll is given no pointers but a descriptor and the generation of its owner, and both are looked at anew.
 It tells only of what is new (edge-triggered), which saves asking each socket once more after it was read.
@@ -27,6 +30,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from narwhal._fast.clock cimport now
 from narwhal._fast.epoll cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN,
     EPOLLOUT, EPOLLRDHUP, epoll_create1, epoll_ctl, epoll_event, epoll_wait, fetch,
@@ -79,6 +83,8 @@ cdef enum:
     HIGH_WATER = 65536          # bytes in a queue from which its protocol is to stop writing ...
     LOW_WATER = 16384           # ... and down to which it is not to begin again
 
+cdef double MOST_S = 0.001      # seconds of requests before streams have their turn again
+
 _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
 
 
@@ -99,6 +105,7 @@ cdef class Reactor:
         self.loop = loop
         self.waited_in = waited_in
         self.transports = []
+        self.waiting = []
         self.ended = []
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
@@ -169,6 +176,10 @@ cdef class Reactor:
             if i % AT_ONCE == 0 and count > 2:
                 self.fetch_ahead(events + i, count - i)
             self.serve_one(events[i].data.u64, events[i].events)
+        if self.waiting:
+            self.serve_waiting()
+            if self.waiting:
+                self.loop.call_soon(self.serve)
 
     cdef void fetch_ahead(self, epoll_event* events, int count) noexcept:
         # With hundreds of streams, what belongs to one has left the processor's cache by its next event, and
@@ -199,12 +210,38 @@ cdef class Reactor:
         if generation == 0:
             return False
         transport = <Transport>self.transports[<int><uint32_t>owner]
-        if transport is not None and transport.generation == generation:
-            try:
-                transport.ready(events)
-            except Exception as error:
-                self.report(transport, error)
+        if transport is None or transport.generation != generation:
+            return True
+        if transport.receiver is not None:
+            self.ready(transport, events)
+        else:
+            if transport.news == 0:
+                self.waiting.append(transport)
+            transport.news |= events
         return True
+
+    cdef int serve_waiting(self) except -1:
+        # A protocol of Python's has a request, which takes as long as tens of events. A burst of them must
+        # not hold up the streams, so those have their turn again after a millisecond.
+        cdef Transport transport
+        cdef uint32_t events
+        cdef double until = now() + MOST_S
+        cdef Py_ssize_t served = 0
+        while served < len(self.waiting) and (served == 0 or now() < until):
+            transport = self.waiting[served]
+            served += 1
+            events = transport.news
+            transport.news = 0
+            self.ready(transport, events)
+        del self.waiting[:served]
+        return 0
+
+    cdef int ready(self, Transport transport, uint32_t events) except -1:
+        try:
+            transport.ready(events)
+        except Exception as error:
+            self.report(transport, error)
+        return 0
 
     cdef int watch(self, Transport transport, uint32_t interest) except -1:
         cdef epoll_event event

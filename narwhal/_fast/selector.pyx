@@ -118,6 +118,8 @@ cdef class Selector:
             left = timeout
             wait_ms = in_ms(left)
             until = now() + left
+        if self.reactor.waiting:
+            wait_ms = 0
         while True:
             if wait_ms == 0:
                 count = epoll_wait(self.reactor.epoll, events, A_TURN, 0)
@@ -136,6 +138,10 @@ cdef class Selector:
                     self.reactor.fetch_ahead(events + i, count - i)
                 if not self.reactor.serve_one(events[i].data.u64, events[i].events):
                     self.add_ready(found, <int><uint32_t>events[i].data.u64, events[i].events)
+            if self.reactor.waiting:
+                self.reactor.serve_waiting()
+                if self.reactor.waiting:
+                    return found
             if found or count == 0 or wait_ms == 0 or self.queue or len(self.timers) != timers:
                 return found
             if wait_ms > 0:

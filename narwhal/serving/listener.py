@@ -18,7 +18,7 @@ from narwhal._fast.reactor import Reactor
 log = logging.getLogger("narwhal.serving")
 
 BACKLOG = 4096
-A_TURN = 256  # connections taken in before others have their turn again
+A_TURN = 64  # connections taken in before others have their turn again
 PAUSE_S = 0.5  # before trying again when the system has no descriptor or memory left
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narwhal._fast import loop
+from narwhal._fast.link import EngineLink
+from narwhal._fast.outlet import Outlet
 from narwhal._fast.reactor import Reactor, Transport
+from narwhal._fast.relay import Relay
+from tests.fast.transports import RecordingTransport
 from tests.fast.waiting import until
 
 A_TURN = 256  # connections that are served before the loop has its turn
@@ -68,6 +73,36 @@ class Told(asyncio.Protocol):
 
 
 LOST, RESET = ("lost", None), ("lost", ConnectionResetError)
+
+
+class Nobody:
+    """Whoever is told of an engine's connection."""
+
+    def free(self, link: EngineLink) -> None: ...
+
+    def gone(self, link: EngineLink) -> None: ...
+
+    def after_done(self, events: int) -> None: ...
+
+    def on_reply(self, status: int, body: bytes, retry_after_s: int) -> None: ...
+
+    def on_lost(self, why: str, stale: bool) -> None: ...
+
+
+NOBODY = Nobody()
+EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'
+
+
+class Owner:
+    """A relay's owner, who notes the first output."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+
+    def on_output(self) -> None:
+        self._order.append("output")
+
+    def on_end(self) -> None: ...
 
 
 class End:
@@ -555,6 +590,45 @@ def test_others_have_their_turn_while_many_connections_are_ready(run: Run) -> No
         for end in ends:
             end.transport.abort()
             end.peer.close()
+        await turns()
+
+    run(main())
+
+
+@on_each_loop
+def test_a_stream_does_not_wait_for_a_burst_of_requests(run: Run) -> None:
+    async def main() -> None:
+        order: list[str] = []
+        ours, engine = socket.socketpair()
+        ours.setblocking(False)
+        link = EngineLink(NOBODY, 1000)
+        reactor = Reactor.of(asyncio.get_running_loop())
+        reactor.attach(ours.detach(), link)
+        outlet = Outlet()
+        outlet.attach(RecordingTransport())
+        relay = Relay(Owner(order), outlet=outlet)
+        relay.begin(False)
+        link.start([b"POST"], 4, NOBODY, relay)
+
+        def request() -> None:
+            if not order:
+                engine.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT)
+            order.append("request")
+            time.sleep(
+                0.002
+            )  # as long as a request never takes, and the reactor gives to all of them at once
+
+        ends = [End() for _ in range(20)]
+        for end in ends:
+            end.told.on_data = request
+            end.peer.send(b"x")
+        await until(lambda: order.count("request") == len(ends))
+        assert order.index("output") < 10
+        for end in ends:
+            end.transport.abort()
+            end.peer.close()
+        link.abort()
+        engine.close()
         await turns()
 
     run(main())
