@@ -5,11 +5,21 @@ from libc.stdint cimport uint32_t, uint64_t
 from narwhal._fast.epoll cimport epoll_event
 
 cdef enum:
-    AT_ONCE = 8     # connections whose data is fetched before they are served
+    AT_ONCE = 8     # connections that are read before the first of them is served
+    FAILED = -1     # sizes of a Read: it failed
+    NOT_READ = -2   # it was not tried: nothing came, or nothing is wanted
+    NOBODYS = -3    # the transport has gone
+
+cdef struct Read:
+    unsigned char* start
+    Py_ssize_t room
+    Py_ssize_t size     # bytes; 0: the peer's end
+    int error           # of the system, if it failed
+    uint32_t events     # why it was tried
 
 cdef class Receiver:
     # A protocol of the event loop's whose bytes need not become an object first. What is at p is good until
-    # the method returns.
+    # the method returns. It may still come after reading was paused, if it was read before.
     cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1
     # Fetch what receive is going to look at, for which the processor would have to wait: 0 what is in the
     # receiver's own reach, 1 what is in the reach of that, and so on.
@@ -29,9 +39,11 @@ cdef class Reactor:
     cdef list ended             # (transport, exception) whose protocols have not been told yet
 
     cdef void fetch_ahead(self, epoll_event* events, int count) noexcept
-    cdef bint serve_one(self, uint64_t owner, uint32_t events) except -1
+    cdef Transport owner(self, uint64_t tag)
+    cdef int serve_all(self, epoll_event* events, int count) except -1
+    cdef int serve_some(self, epoll_event* events, int count) except -1
     cdef int serve_waiting(self) except -1
-    cdef int ready(self, Transport transport, uint32_t events) except -1
+    cdef int ready(self, Transport transport, Read* read) except -1
     cdef int watch(self, Transport transport, uint32_t interest) except -1
     cdef void forget(self, Transport transport, exc)
     cdef int regulate(self, Transport transport) except -1
@@ -60,8 +72,7 @@ cdef class Transport:
 
     cdef int put(self, const unsigned char* p, Py_ssize_t n) except -1
     cdef bint defer_acks(self) noexcept
-    cdef int ready(self, uint32_t events) except -1
-    cdef Py_ssize_t read(self) except -1
+    cdef int ready(self, Read* read) except -1
     cdef int look_again(self) except -1
     cdef int end_of_file(self) except -1
     cdef int keep(self, data) except -1

@@ -83,9 +83,20 @@ cdef enum:
     HIGH_WATER = 65536          # bytes in a queue from which its protocol is to stop writing ...
     LOW_WATER = 16384           # ... and down to which it is not to begin again
 
+cdef uint32_t ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR
+
 cdef double MOST_S = 0.001      # seconds of requests before streams have their turn again
 
 _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
+
+
+cdef inline void take_in(Transport transport, Read* read) noexcept:
+    # Read what came, if anything did and it is wanted.
+    read.size = NOT_READ
+    if transport.reading and read.events & (EPOLLIN | ENDS):
+        read.size = recv(transport.fd, read.start, read.room, MSG_DONTWAIT)
+        if read.size < 0:
+            read.error = errno
 
 
 cdef class Receiver:
@@ -171,15 +182,61 @@ cdef class Reactor:
     def serve(self) -> None:
         """Serve what is ready, once each."""
         cdef epoll_event events[A_TURN]
-        cdef int i, count = epoll_wait(self.epoll, events, A_TURN, 0)
-        for i in range(count):
-            if i % AT_ONCE == 0 and count > 2:
-                self.fetch_ahead(events + i, count - i)
-            self.serve_one(events[i].data.u64, events[i].events)
+        cdef int count = epoll_wait(self.epoll, events, A_TURN, 0)
+        self.serve_all(events, count)
+        if self.waiting:
+            self.loop.call_soon(self.serve)
+
+    cdef int serve_all(self, epoll_event* events, int count) except -1:
+        """Serve those of these that are the reactor's."""
+        cdef int i
+        for i in range(0, count, AT_ONCE):
+            self.serve_some(events + i, min(AT_ONCE, count - i))
         if self.waiting:
             self.serve_waiting()
-            if self.waiting:
-                self.loop.call_soon(self.serve)
+        return 0
+
+    cdef int serve_some(self, epoll_event* events, int count) except -1:
+        # What a read, a look at what it brought and a write need of the processor's cache, the kernel's part
+        # included, is more than there is. So several are read, one after the other, before the first is
+        # looked at.
+        cdef Read reads[AT_ONCE]
+        cdef Read* read
+        cdef Transport transport
+        cdef int i
+        if count > 1:
+            self.fetch_ahead(events, count)
+        for i in range(count):
+            read = &reads[i]
+            read.events = events[i].events
+            read.size = NOBODYS
+            transport = self.owner(events[i].data.u64)
+            if transport is None:
+                continue
+            if transport.receiver is None:
+                if transport.news == 0:
+                    self.waiting.append(transport)
+                transport.news |= read.events
+            else:
+                read.room = BUFFER // AT_ONCE if count > 1 else BUFFER
+                read.start = self.buffer + i * (BUFFER // AT_ONCE)
+                take_in(transport, read)
+        for i in range(count):
+            if reads[i].size != NOBODYS:
+                # It may be another's by now, or closed.
+                transport = self.owner(events[i].data.u64)
+                if transport is not None:
+                    self.ready(transport, &reads[i])
+        return 0
+
+    cdef Transport owner(self, uint64_t tag):
+        # What others watch in the reactor's instance has generation 0.
+        cdef uint32_t generation = <uint32_t>(tag >> 32)
+        cdef Transport transport
+        if generation == 0:
+            return None
+        transport = <Transport>self.transports[<int><uint32_t>tag]
+        return transport if transport is not None and transport.generation == generation else None
 
     cdef void fetch_ahead(self, epoll_event* events, int count) noexcept:
         # With hundreds of streams, what belongs to one has left the processor's cache by its next event, and
@@ -203,42 +260,28 @@ cdef class Reactor:
                 if found[i] != NULL:
                     (<Receiver>found[i]).fetch_ahead(step)
 
-    cdef bint serve_one(self, uint64_t owner, uint32_t events) except -1:
-        # Whether the descriptor is one of the reactor's: what others watch in its instance has generation 0.
-        cdef uint32_t generation = <uint32_t>(owner >> 32)
-        cdef Transport transport
-        if generation == 0:
-            return False
-        transport = <Transport>self.transports[<int><uint32_t>owner]
-        if transport is None or transport.generation != generation:
-            return True
-        if transport.receiver is not None:
-            self.ready(transport, events)
-        else:
-            if transport.news == 0:
-                self.waiting.append(transport)
-            transport.news |= events
-        return True
-
     cdef int serve_waiting(self) except -1:
         # A protocol of Python's has a request, which takes as long as tens of events. A burst of them must
         # not hold up the streams, so those have their turn again after a millisecond.
         cdef Transport transport
-        cdef uint32_t events
+        cdef Read read
         cdef double until = now() + MOST_S
         cdef Py_ssize_t served = 0
+        read.start = self.buffer
+        read.room = BUFFER
         while served < len(self.waiting) and (served == 0 or now() < until):
             transport = self.waiting[served]
             served += 1
-            events = transport.news
+            read.events = transport.news
             transport.news = 0
-            self.ready(transport, events)
+            take_in(transport, &read)
+            self.ready(transport, &read)
         del self.waiting[:served]
         return 0
 
-    cdef int ready(self, Transport transport, uint32_t events) except -1:
+    cdef int ready(self, Transport transport, Read* read) except -1:
         try:
-            transport.ready(events)
+            transport.ready(read)
         except Exception as error:
             self.report(transport, error)
         return 0
@@ -318,33 +361,25 @@ cdef class Transport:
 
     # ---- reading
 
-    cdef int ready(self, uint32_t events) except -1:
-        cdef bint ends = events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR) != 0
-        if self.reading and (ends or events & EPOLLIN):
-            # A read that does not fill the buffer has left nothing, unless it be the end.
-            if self.read() == BUFFER or (ends and self.reading):
-                self.look_again()
-        if self.queued and events & (EPOLLOUT | EPOLLHUP | EPOLLERR):
+    cdef int ready(self, Read* read) except -1:
+        """Something happened to the socket, and this was read from it for that."""
+        cdef bint ends = read.events & ENDS
+        if read.size > 0:
+            if self.receiver is not None:
+                self.receiver.receive(read.start, read.size)
+            else:
+                self.protocol.data_received(PyBytes_FromStringAndSize(<char*>read.start, read.size))
+        elif self.reading:
+            if read.size == 0:
+                self.end_of_file()
+            elif read.size == FAILED and read.error != EAGAIN and read.error != EINTR:
+                self.fail(read.error)
+        # A read that does not fill its room has left nothing, unless it be the end.
+        if self.reading and (ends or read.size == read.room or (read.size == FAILED and read.error == EINTR)):
+            self.look_again()
+        if self.queued and read.events & (EPOLLOUT | EPOLLHUP | EPOLLERR):
             self.send_queue()
             self.after_sending()
-        return 0
-
-    cdef Py_ssize_t read(self) except -1:
-        # Returns how many bytes there were.
-        cdef Reactor reactor = self.reactor
-        cdef ssize_t n = recv(self.fd, reactor.buffer, BUFFER, MSG_DONTWAIT)
-        if n > 0:
-            if self.receiver is not None:
-                self.receiver.receive(reactor.buffer, n)
-            else:
-                self.protocol.data_received(PyBytes_FromStringAndSize(<const char*>reactor.buffer, n))
-            return n
-        if n == 0:
-            self.end_of_file()
-        elif errno == EINTR:
-            self.look_again()
-        elif errno != EAGAIN:
-            self.fail(errno)
         return 0
 
     cdef int end_of_file(self) except -1:

@@ -23,7 +23,7 @@ from narwhal._fast.clock cimport now, timespec
 from narwhal._fast.epoll cimport (
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, epoll_ctl, epoll_event, epoll_wait,
 )
-from narwhal._fast.reactor cimport AT_ONCE, Reactor
+from narwhal._fast.reactor cimport Reactor
 
 
 cdef enum:
@@ -134,15 +134,13 @@ cdef class Selector:
                 raise OSError(errno, os.strerror(errno))
             self.watch_rate(count)
             for i in range(count):
-                if i % AT_ONCE == 0 and count > 2:
-                    self.reactor.fetch_ahead(events + i, count - i)
-                if not self.reactor.serve_one(events[i].data.u64, events[i].events):
+                if events[i].data.u64 >> 32 == 0:
                     self.add_ready(found, <int><uint32_t>events[i].data.u64, events[i].events)
-            if self.reactor.waiting:
-                self.reactor.serve_waiting()
-                if self.reactor.waiting:
-                    return found
-            if found or count == 0 or wait_ms == 0 or self.queue or len(self.timers) != timers:
+            self.reactor.serve_all(events, count)
+            if (
+                found or count == 0 or wait_ms == 0 or self.queue or len(self.timers) != timers
+                or self.reactor.waiting
+            ):
                 return found
             if wait_ms > 0:
                 left = until - now()

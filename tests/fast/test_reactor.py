@@ -94,13 +94,13 @@ EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'
 
 
 class Owner:
-    """A relay's owner, who notes the first output."""
+    """A relay's owner, who does something at the first output."""
 
-    def __init__(self, order: list[str]) -> None:
-        self._order = order
+    def __init__(self, on_output: Callable[[], object]) -> None:
+        self._on_output = on_output
 
     def on_output(self) -> None:
-        self._order.append("output")
+        self._on_output()
 
     def on_end(self) -> None: ...
 
@@ -595,28 +595,75 @@ def test_others_have_their_turn_while_many_connections_are_ready(run: Run) -> No
     run(main())
 
 
+class Stream:
+    """An engine's stream that the test plays, on a connection of the loop's reactor."""
+
+    def __init__(self, pair: tuple[socket.socket, socket.socket] | None = None) -> None:
+        ours, self.engine = pair or socket.socketpair()
+        ours.setblocking(False)
+        self.fd = ours.fileno()
+        self.link = EngineLink(NOBODY, 1000)
+        Reactor.of(asyncio.get_running_loop()).attach(ours.detach(), self.link)
+        outlet = Outlet()
+        outlet.attach(RecordingTransport())
+        self.on_output: Callable[[], object] = lambda: None
+        self.relay = Relay(Owner(lambda: self.on_output()), outlet=outlet)
+        self.relay.begin(False)
+        self.link.start([b"POST"], 4, NOBODY, self.relay)
+        self.engine.recv(4)
+
+    def begin(self) -> None:
+        """The engine sends a first event."""
+        self.engine.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT)
+
+
+async def close(*streams: Stream) -> None:
+    for stream in streams:
+        stream.link.abort()
+        stream.engine.close()
+    await turns()
+
+
+@on_each_loop
+def test_what_was_read_for_a_stream_goes_to_no_other_when_it_is_closed_meanwhile(run: Run) -> None:
+    async def main() -> None:
+        streams = [Stream() for _ in range(5)]
+        new: list[Stream] = []
+
+        def close_the_others(first: Stream) -> None:
+            for other in streams:
+                if other is not first:
+                    other.link.abort()
+            # The lowest free numbers are given out first, so these have those of some that were closed.
+            new.extend(Stream() for _ in range(2))
+
+        for stream in streams:
+            stream.on_output = partial(close_the_others, stream)
+            stream.begin()
+        await turns()
+        assert {stream.fd for stream in new} & {stream.fd for stream in streams}
+        assert [stream.relay.output_events for stream in new] == [0, 0]
+        assert sum(stream.relay.output_events for stream in streams) == 1
+        for stream in new:
+            stream.begin()
+        await until(lambda: all(stream.relay.output_events == 1 for stream in new))
+        await close(*streams, *new)
+
+    run(main())
+
+
 @on_each_loop
 def test_a_stream_does_not_wait_for_a_burst_of_requests(run: Run) -> None:
     async def main() -> None:
         order: list[str] = []
-        ours, engine = socket.socketpair()
-        ours.setblocking(False)
-        link = EngineLink(NOBODY, 1000)
-        reactor = Reactor.of(asyncio.get_running_loop())
-        reactor.attach(ours.detach(), link)
-        outlet = Outlet()
-        outlet.attach(RecordingTransport())
-        relay = Relay(Owner(order), outlet=outlet)
-        relay.begin(False)
-        link.start([b"POST"], 4, NOBODY, relay)
+        stream = Stream()
+        stream.on_output = lambda: order.append("output")
 
         def request() -> None:
             if not order:
-                engine.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + EVENT)
+                stream.begin()
             order.append("request")
-            time.sleep(
-                0.002
-            )  # as long as a request never takes, and the reactor gives to all of them at once
+            time.sleep(0.002)  # longer than the reactor gives to all of them at once
 
         ends = [End() for _ in range(20)]
         for end in ends:
@@ -627,9 +674,7 @@ def test_a_stream_does_not_wait_for_a_burst_of_requests(run: Run) -> None:
         for end in ends:
             end.transport.abort()
             end.peer.close()
-        link.abort()
-        engine.close()
-        await turns()
+        await close(stream)
 
     run(main())
 
