@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-FAST := $(wildcard narwhal/_fast/*.pyx narwhal/_fast/*.pxd)
+# What is compiled: Cython, and the Python modules that have a .pxd beside them.
+FAST := $(shell find narwhal -name '*.pyx' -o -name '*.pxd')
+FAST += $(wildcard $(FAST:.pxd=.py))
 
 .PHONY: help build demo test test-real test-real-long chaos fuzz lint format bench bench-guard bench-compare clean
 .DEFAULT_GOAL := help
@@ -62,7 +64,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint narwhal/_fast
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint narwhal
 
 format: build
 	$(BIN)/ruff check --fix .
@@ -78,5 +80,6 @@ bench-compare: build
 	$(BIN)/python -m bench.compare
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info narwhal/_fast/*.c narwhal/_fast/*.so
+	rm -rf $(VENV) build dist *.egg-info
+	find narwhal -name '*.c' -o -name '*.so' | xargs rm -f
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,11 +1,16 @@
-"""Builds the Cython extensions of narwhal/_fast; everything else is in pyproject.toml."""
+"""Builds the Cython extensions; everything else is in pyproject.toml.
 
+These are the modules of narwhal/_fast, and the plain Python modules beside which a .pxd lies: it gives their
+classes C types and nothing else. docs/design.md says why they are compiled.
+"""
+
+import os
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-DIRECTIVES = {
+FAST = {
     "language_level": "3",
     "boundscheck": False,
     "wraparound": False,
@@ -13,10 +18,31 @@ DIRECTIVES = {
     "initializedcheck": False,
     "embedsignature": True,
 }
+# Here Python's own meaning of indices, division and annotations holds.
+TYPED = {"language_level": "3", "annotation_typing": False, "cpow": True, "embedsignature": True}
 
-extensions = [
-    Extension(f"narwhal._fast.{path.stem}", [str(path)], extra_compile_args=["-O3", "-fno-strict-aliasing"])
-    for path in sorted(Path("narwhal/_fast").glob("*.pyx"))
+FLAGS = ["-g0", "-fno-strict-aliasing", "-Wno-maybe-uninitialized"]
+JOBS = len(os.sched_getaffinity(0))
+
+
+def extension(path: Path, optimisation: str) -> Extension:
+    """The module that a source file makes."""
+    name = ".".join(path.with_suffix("").parts)
+    return Extension(name, [str(path)], extra_compile_args=[optimisation, *FLAGS])
+
+
+package = Path("narwhal")
+typed = [
+    path.with_suffix(".py") for path in sorted(package.rglob("*.pxd")) if path.with_suffix(".py").exists()
 ]
-
-setup(ext_modules=cythonize(extensions, compiler_directives=DIRECTIVES, nthreads=0))
+setup(
+    ext_modules=[
+        *cythonize(
+            [extension(path, "-O3") for path in sorted(package.glob("_fast/*.pyx"))],
+            compiler_directives=FAST,
+            nthreads=JOBS,
+        ),
+        *cythonize([extension(path, "-O1") for path in typed], compiler_directives=TYPED, nthreads=JOBS),
+    ],
+    options={"build_ext": {"parallel": JOBS}},
+)

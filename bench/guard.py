@@ -54,8 +54,9 @@ async def _relay_events(count: int) -> None:
 def serve(count: int) -> None:
     """Serve `count` requests between transports made of memory."""
     from bench.in_memory import chat_request, serve_requests
+    from narwhal._fast.loop import run
 
-    asyncio.run(serve_requests(count, chat_request()))
+    run(serve_requests(count, chat_request()))
 
 
 def instructions(work: str, count: int, only: str) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from narwhal.admission.door import Grant, SeatRequest
+from narwhal.admission.grant import Grant
+from narwhal.admission.line import SeatRequest
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
 from narwhal.profiles.curves import DecodeCurve, HandoffCurve, PrefillCurve

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from narwhal._fast.price import Waiter
-from narwhal.admission.door import Door, Grant, SeatRequest
+from narwhal.admission.door import Door
+from narwhal.admission.grant import Grant
+from narwhal.admission.line import SeatRequest
 from narwhal.admission.readiness import Readiness
 from narwhal.fleet.table import DEPTH_SHARE, FleetTable, Phase
 from narwhal.fleet.work import Work

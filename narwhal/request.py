@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 import orjson
 
@@ -60,21 +59,61 @@ class Route(StrEnum):
     COMPLETIONS = "completions"
 
 
-class CompletionRequest(NamedTuple):
+_CHAT = Route.CHAT
+
+
+class CompletionRequest:
     """A request that passed the checks."""
 
-    route: Route
-    body: Body
-    model: str  # the configured one, which the body names or means
-    stream: bool
-    include_usage: bool  # the client's own `stream_options.include_usage`
-    return_token_ids: bool
-    max_tokens: int | None  # the limit an engine would go by on this route
-    uses_max_completion_tokens: bool  # the client set `max_completion_tokens`
-    prompt_token_count: int | None  # exact, if the prompt came as token IDs
-    prompt_bytes: int  # of `prompt`, or of `messages` and `tools`, as sent: what an estimate goes by
-    slo_ttft_s: float | None  # the request's own targets
-    slo_tpot_s: float | None
+    __slots__ = (
+        "body", "include_usage", "max_tokens", "model", "prompt_bytes", "prompt_token_count",
+        "return_token_ids", "route", "slo_tpot_s", "slo_ttft_s", "stream", "uses_max_completion_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        route: Route,
+        body: Body,
+        model: str,
+        stream: bool,
+        include_usage: bool,
+        return_token_ids: bool,
+        max_tokens: int | None,
+        uses_max_completion_tokens: bool,
+        prompt_token_count: int | None,
+        prompt_bytes: int,
+        slo_ttft_s: float | None,
+        slo_tpot_s: float | None,
+    ) -> None:
+        self.route = route
+        self.body = body
+        self.model = model  # the configured one, which the body names or means
+        self.stream = stream
+        self.include_usage = include_usage  # the client's own `stream_options.include_usage`
+        self.return_token_ids = return_token_ids
+        self.max_tokens = max_tokens  # the limit an engine would go by on this route
+        self.uses_max_completion_tokens = uses_max_completion_tokens
+        self.prompt_token_count = prompt_token_count  # exact, if the prompt came as token IDs
+        self.prompt_bytes = prompt_bytes  # of `prompt`, or of `messages` and `tools`, as sent
+        self.slo_ttft_s = slo_ttft_s  # the request's own targets
+        self.slo_tpot_s = slo_tpot_s
+
+    def as_completion(self, body: Body, max_tokens: int, prompt_token_count: int) -> CompletionRequest:
+        """A text completion of so many token IDs that is asked for in this request's place."""
+        return CompletionRequest(
+            Route.COMPLETIONS,
+            body,
+            self.model,
+            self.stream,
+            self.include_usage,
+            self.return_token_ids,
+            max_tokens,
+            False,
+            prompt_token_count,
+            self.prompt_bytes,
+            self.slo_ttft_s,
+            self.slo_tpot_s,
+        )
 
 
 def read(route: Route, raw: bytes, *, model: str, headers: Mapping[bytes, bytes]) -> CompletionRequest:
@@ -89,8 +128,8 @@ def read(route: Route, raw: bytes, *, model: str, headers: Mapping[bytes, bytes]
     stream = _boolean(body, "stream")
     include_usage = _include_usage(body)
     return_token_ids = _boolean(body, "return_token_ids")
-    _integer(body, "n", 1, bounded=False)  # too large a width has a row of its own
-    _integer(body, "best_of", 1, bounded=False)
+    _integer(body, "n", 1, False)  # too large a width has a row of its own
+    _integer(body, "best_of", 1, False)
     max_tokens = _integer(body, "max_tokens", 1)
     max_completion_tokens = _integer(body, "max_completion_tokens", 1)
     _integer(body, "min_tokens", 0)
@@ -99,7 +138,7 @@ def read(route: Route, raw: bytes, *, model: str, headers: Mapping[bytes, bytes]
     if _expect(body, "tools", _LIST, "a list of objects"):
         _check(check_tools(body))
     prompt_token_count = None
-    if route is Route.CHAT:
+    if route is _CHAT:
         _messages(body)
         prompt_bytes = body.value_size("messages") + body.value_size("tools")
         max_tokens = max_completion_tokens or max_tokens
@@ -114,18 +153,18 @@ def read(route: Route, raw: bytes, *, model: str, headers: Mapping[bytes, bytes]
         _check_values(body)
     _check_model(body, model)
     return CompletionRequest(
-        route=route,
-        body=body,
-        model=model,
-        stream=stream,
-        include_usage=include_usage,
-        return_token_ids=return_token_ids,
-        max_tokens=max_tokens,
-        uses_max_completion_tokens=max_completion_tokens is not None,
-        prompt_token_count=prompt_token_count,
-        prompt_bytes=prompt_bytes,
-        slo_ttft_s=slo_ttft_s,
-        slo_tpot_s=slo_tpot_s,
+        route,
+        body,
+        model,
+        stream,
+        include_usage,
+        return_token_ids,
+        max_tokens,
+        max_completion_tokens is not None,
+        prompt_token_count,
+        prompt_bytes,
+        slo_ttft_s,
+        slo_tpot_s,
     )
 
 
@@ -163,7 +202,7 @@ def _check(fault: Fault | None) -> None:
 
 
 def _expect(
-    body: Body, key: str, kinds: tuple[Kind, ...], allowed: str, *, quote_text: bool = True
+    body: Body, key: str, kinds: tuple[Kind, ...], allowed: str, quote_text: bool = True
 ) -> Kind | None:
     """The kind of the value of `key`, which is one of `kinds`; None if it is absent or null."""
     kind = body.kind(key)
@@ -178,7 +217,7 @@ def _boolean(body: Body, key: str) -> bool:
     return _expect(body, key, _BOOLEAN, "a Boolean") is _TRUE
 
 
-def _integer(body: Body, key: str, lowest: int, *, bounded: bool = True) -> int | None:
+def _integer(body: Body, key: str, lowest: int, bounded: bool = True) -> int | None:
     allowed = _AT_LEAST[lowest]
     if _expect(body, key, _INTEGER, allowed) is None:
         return None
@@ -205,7 +244,7 @@ def _include_usage(body: Body) -> bool:
 
 def _messages(body: Body) -> None:
     allowed = "a list of messages"
-    if not _expect(body, "messages", _LIST, allowed, quote_text=False):
+    if not _expect(body, "messages", _LIST, allowed, False):
         raise _invalid("messages", allowed, _missing(body, "messages"))
     _check(check_messages(body))
 
@@ -213,7 +252,7 @@ def _messages(body: Body) -> None:
 def _prompt(body: Body) -> int | None:
     """The number of token IDs, if they are what the prompt consists of."""
     allowed = "a string, a list of one string, or a list of token IDs"
-    if not _expect(body, "prompt", _PROMPT, allowed, quote_text=False):
+    if not _expect(body, "prompt", _PROMPT, allowed, False):
         if body.kind("prompt_embeds") in _ABSENT:
             raise _invalid("prompt", allowed, _missing(body, "prompt"))
         return None
@@ -262,6 +301,9 @@ def _unsupported(path: str, why: str) -> Ending:
 
 
 def _check_model(body: Body, model: str) -> None:
+    raw = body.raw_value("model")
+    if raw is None or raw[1:-1] == model.encode():
+        return  # written as it most often is; else it takes a closer look
     asked = body.value("model")
     if asked is not None and asked != model:
         raise Ending(

@@ -4,10 +4,10 @@ Where a body ends must not be a matter of opinion. Whatever two parsers may take
 several or odd lengths, a length and a transfer coding together, codings other than chunked, folded lines,
 bare CR or LF, white space before a colon, control characters. (A response may give one length twice, as RFC
 9110, section 8.6 allows; it has no other message behind it.) An engine's response is read for the few facts
-the relay goes by. A client's request is parsed elsewhere; its head is checked here first, for that parser
-lets some of these forms pass.
+the relay goes by, a client's request for all.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.string cimport memcmp, memset
 
 cdef enum:
@@ -282,7 +282,13 @@ cdef Py_ssize_t read_response_head(
     return r.at
 
 
-cdef Step read_request_line(Reader* r, int* minor_version) noexcept nogil:
+cdef struct RequestLine:
+    Span method
+    Span target
+    int minor_version
+
+
+cdef Step read_request_line(Reader* r, RequestLine* line) noexcept nogil:
     cdef const unsigned char* p = r.p
     cdef Py_ssize_t i, n = r.n
     cdef const char* form = b"the request line must be a method, a target and a version, a space between each"
@@ -292,12 +298,14 @@ cdef Step read_request_line(Reader* r, int* minor_version) noexcept nogil:
     i = r.at
     while i < n and CLASSES[p[i]] & IS_NAME:
         i += 1
+    line.method.start, line.method.end = r.at, i
     if i == r.at or i == n or p[i] != c' ':
         return fail(r, form)
     i += 1
     r.at = i
     while i < n and CLASSES[p[i]] & IS_VISIBLE:
         i += 1
+    line.target.start, line.target.end = r.at, i
     if i == r.at or i == n or p[i] != c' ':
         return fail(r, form)
     i += 1
@@ -305,48 +313,85 @@ cdef Step read_request_line(Reader* r, int* minor_version) noexcept nogil:
         return fail(r, form)
     if p[i + 5] != c'1' or p[i + 6] != c'.' or not c'0' <= p[i + 7] <= c'1':
         return fail(r, b"the version must be HTTP/1.0 or HTTP/1.1")
-    minor_version[0] = p[i + 7] - c'0'
+    line.minor_version = p[i + 7] - c'0'
     r.at = i + 8
     return end_line(r, form)
 
 
-cdef Step check_request(Reader* r) noexcept nogil:
-    cdef int minor_version = 1, hosts = 0
+cdef bytes lower(const unsigned char* p, Span* span):
+    cdef Py_ssize_t i, size = span.end - span.start
+    # Made empty and filled: of one byte there is one object for everybody, which is not to be changed.
+    cdef bytes name = PyBytes_FromStringAndSize(NULL, size)
+    cdef unsigned char* text = <unsigned char*>PyBytes_AS_STRING(name)
+    cdef unsigned char b
+    for i in range(size):
+        b = p[span.start + i]
+        text[i] = b | 0x20 if c'A' <= b <= c'Z' else b
+    return name
+
+
+cdef Step read_request(Reader* r, RequestLine* line, dict headers, bint* close):
+    cdef int hosts = 0
+    cdef Py_ssize_t size
+    cdef Span rest, element
     cdef Step step
+    cdef bytes name, value
     r.request = True
-    step = read_request_line(r, &minor_version)
+    step = read_request_line(r, line)
     while step == FIELD:
         step = read_field(r)
-        if step == FIELD and r.name.end - r.name.start == 4 and is_word(r.p, &r.name, b"host", 4):
+        if step != FIELD:
+            break
+        size = r.name.end - r.name.start
+        name = lower(r.p, &r.name)
+        value = PyBytes_FromStringAndSize(<const char*>r.p + r.value.start, r.value.end - r.value.start)
+        if size == 4 and is_word(r.p, &r.name, b"host", 4):
             hosts += 1
             if hosts > 1:
                 return fail(r, b"Host is given twice")
+        elif size == 10 and is_word(r.p, &r.name, b"connection", 10):
+            rest = r.value
+            while next_element(r.p, &rest, &element):
+                close[0] = close[0] or is_word(r.p, &element, b"close", 5)
+        headers[name] = value
     if step == MORE:
         return fail(r, b"the head ends before its empty line")
     if step == BAD:
         return BAD
     if r.at != r.n:
         return fail(r, b"something follows the head")
-    if r.chunked and minor_version == 0:
+    if r.chunked and line.minor_version == 0:
         return fail(r, b"Transfer-Encoding in an HTTP/1.0 message")
-    if hosts == 0 and minor_version == 1:
+    if hosts == 0 and line.minor_version == 1:
         return fail(r, b"an HTTP/1.1 request needs a Host field")
     return LAST
 
 
-def check_request_head(bytes head not None):
-    """Check a request's raw head, its final CRLF CRLF included, for forms that parsers differ on.
+def read_request_head(bytes head not None):
+    """Read a request's raw head, its final CRLF CRLF included, and refuse forms that parsers differ on.
 
-    Returns (Content-Length in bytes or -1, whether the body is chunked). Raises ValueError with the reason
-    and the line it was found on.
+    Returns (method, target, headers, whether it is HTTP/1.1, whether the connection is to be closed,
+    Content-Length in bytes or -1, whether the body is chunked). The headers have lower-case names; the last
+    of equal ones is kept. Raises ValueError with the reason and the line it was found on.
     """
     cdef Reader r
-    open_head(&r, <const unsigned char*>head, len(head))
-    if check_request(&r) == BAD:
-        line = head[r.line:].partition(b"\n")[0].rstrip(b"\r")
-        shown = line[:60].decode("latin-1")
+    cdef RequestLine line
+    cdef bint close = False
+    cdef dict headers = {}
+    cdef const char* text = PyBytes_AS_STRING(head)
+    open_head(&r, <const unsigned char*>text, len(head))
+    if read_request(&r, &line, headers, &close) == BAD:
+        shown = head[r.line:].partition(b"\n")[0].rstrip(b"\r")[:60].decode("latin-1")
         raise ValueError(f"{r.error.decode()}; seen {shown!a}" if shown else r.error.decode())
-    return r.content_length, r.chunked
+    return (
+        head[line.method.start:line.method.end].decode("ascii"),
+        head[line.target.start:line.target.end],
+        headers,
+        line.minor_version == 1,
+        close,
+        r.content_length,
+        r.chunked,
+    )
 
 
 def parse_response_head(const unsigned char[::1] data not None):

@@ -12,6 +12,8 @@ from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
     """
+    #include <stdint.h>
+    #include <string.h>
     #if defined(__SSE2__)
     #include <emmintrin.h>
     #endif
@@ -29,6 +31,14 @@ cdef extern from *:
             if (odd)
                 return i + __builtin_ctz(odd);
             i += 16;
+        }
+    #else
+        for (; i + 8 <= n; i += 8) {
+            uint64_t w;
+            memcpy(&w, p + i, 8);
+            if (((w - 0x2020202020202020u) | ((w ^ 0x2222222222222222u) - 0x0101010101010101u)
+                 | ((w ^ 0x5C5C5C5C5C5C5C5Cu) - 0x0101010101010101u) | w) & 0x8080808080808080u)
+                break;
         }
     #endif
         while (i < n && p[i] != '"' && p[i] != '\\\\' && p[i] >= 0x20 && p[i] < 0x80)

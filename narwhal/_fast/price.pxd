@@ -93,6 +93,16 @@ cdef class Board:
     cdef Py_ssize_t lost            # in line, of whom nobody has asked
     cdef long long* roomy           # engines with room, while somebody is looked for
 
+    cpdef Py_ssize_t pick_prefill(self, Waiter waiter, double now) except -2
+    cpdef Py_ssize_t pick_decode(self, Waiter waiter) except -2
+    cpdef bytes take_prices(self)
+    cpdef bytes take_outside(self)
+    cpdef bint known(self) except -1
+    cpdef double left_s(self, Py_ssize_t engine, double now) except -1
+    cpdef double prefill_cost_s(self, Py_ssize_t engine, double tokens) except -1
+    cpdef bint note(self, Waiter waiter, Py_ssize_t engine, double now) except -1
+    cpdef bint unseen(self, Waiter waiter) except -1
+    cpdef look_ahead(self, Waiter waiter, double waiting, double output_tokens)
     cdef int refresh(self) except -1
     cdef int bind(self) except -1
     cdef bint survey_prefill(self) noexcept

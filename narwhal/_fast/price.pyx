@@ -80,7 +80,7 @@ cdef class Board:
 
     # ---- picking
 
-    def pick_prefill(self, Waiter waiter not None, double now):
+    cpdef Py_ssize_t pick_prefill(self, Waiter waiter, double now) except -2:
         """The engine with room that would end this prompt first, or -1: there is none, or the request is
         refusable and would miss its target on each."""
         cdef Py_ssize_t i, engine, best = -1
@@ -114,7 +114,7 @@ cdef class Board:
         self.met = not known or best < 0 or not self.misses(waiter, best, now)
         return best
 
-    def pick_decode(self, Waiter waiter not None):
+    cpdef Py_ssize_t pick_decode(self, Waiter waiter) except -2:
         """The engine with a seat whose token interval will be shortest with this request; -1: all are full.
 
         One without room for its KV cache only if all lack it, the producer only if no other has a seat.
@@ -157,36 +157,36 @@ cdef class Board:
             self.met = not (least & 1) and (not known or lowest <= waiter.tpot_s)
         return best
 
-    def take_prices(self):
+    cpdef bytes take_prices(self):
         """The prices of the last pick, in the order of the table's `serving`: doubles, as their bytes.
 
         Seconds, or if `by_share` shares. Negative: the engine had no room. Infinite: it was not eligible.
         """
         return PyBytes_FromStringAndSize(<char*>self.prices, self.priced * sizeof(double))
 
-    def take_outside(self):
+    cpdef bytes take_outside(self):
         """A byte for each of the prices: 1 where it is extrapolated, of work beyond what was measured of the
         engine, or seen. No bytes: nowhere."""
         return PyBytes_FromStringAndSize(self.outside, self.priced) if self.any_outside else b""
 
     # ---- single figures
 
-    def known(self):
+    cpdef bint known(self) except -1:
         """Whether anything is known of how long prompts take."""
         self.refresh()
         return self.survey_prefill()
 
-    def left_s(self, Py_ssize_t engine, double now):
+    cpdef double left_s(self, Py_ssize_t engine, double now) except -1:
         """Seconds left of the prefill work on an engine."""
         self.refresh()
         return self.left(engine, now)
 
-    def prefill_cost_s(self, Py_ssize_t engine, double tokens):
+    cpdef double prefill_cost_s(self, Py_ssize_t engine, double tokens) except -1:
         """Seconds that a prompt will take on an engine, alone; 0 while nothing is known of any."""
         self.refresh()
         return self.prefill_cost(engine, tokens) if self.survey_prefill() else 0.0
 
-    def note(self, Waiter waiter not None, Py_ssize_t engine, double now):
+    cpdef bint note(self, Waiter waiter, Py_ssize_t engine, double now) except -1:
         """Note on a request what it gets on this engine if it is sent there now; whether that is known."""
         cdef bint known
         self.refresh()
@@ -198,7 +198,7 @@ cdef class Board:
         waiter.spread_s = self.spread(engine, waiter, self.resident_variance(engine), waiter.prefill_s)
         return known
 
-    def unseen(self, Waiter waiter not None):
+    cpdef bint unseen(self, Waiter waiter) except -1:
         """Whether this prompt is so long that no engine's time for it is known: none has seen one near it."""
         cdef Py_ssize_t i, engine
         cdef double reach
@@ -255,7 +255,7 @@ cdef class Board:
 
     # ---- what comes after prefill
 
-    def look_ahead(self, Waiter waiter not None, double waiting, double output_tokens):
+    cpdef look_ahead(self, Waiter waiter, double waiting, double output_tokens):
         """Note how long the request will take from the end of its prefill to its first token.
 
         `waiting` is how many stand in line, `output_tokens` how long answers are on average.

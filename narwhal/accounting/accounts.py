@@ -6,17 +6,21 @@ know of a request that another does not, or of one twice.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Self
 
 from narwhal.accounting.counters import Counters, EngineCounters
 from narwhal.accounting.histogram import DURATION_S, LAG_S, SIZE_BYTES, TPOT_S, TTFT_S, WAIT_S, Histogram
 from narwhal.accounting.rate import Rate
-from narwhal.accounting.record import Record, row
+from narwhal.accounting.record import Record, Settled
 from narwhal.config import FleetConfig
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import OUTCOMES, Counter
+
+_PREFILL, _DECODE = Phase.PREFILL, Phase.DECODE
+
+
+_SERVED = Counter.SERVED  # a look-up in the class is slow
 
 
 class Accounts:
@@ -27,8 +31,8 @@ class Accounts:
         "ttft", "waits",
     )  # fmt: skip
 
-    def __init__(self, config: FleetConfig, journal: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """`journal` takes each settled request's row and must not block."""
+    def __init__(self, config: FleetConfig, journal: Callable[[Settled], None] | None = None) -> None:
+        """`journal` takes each settled request, for its row, and must not block."""
         self._journal = journal
         self._slo = config.slo
         self.counters = Counters()
@@ -44,15 +48,20 @@ class Accounts:
 
     def copy(self) -> Self:
         """The figures of this instant; the copy has no journal."""
-        other = copy.copy(self)
-        other._journal = None
-        other.counters = self.counters.copy()
-        other.engines = self.engines.copy()
-        other.waits = tuple(one.copy() for one in self.waits)
-        other.duration = {counter: one.copy() for counter, one in self.duration.items()}
-        for name in ("ttft", "tpot", "body_bytes", "loop_lag", "good"):
-            setattr(other, name, getattr(self, name).copy())
+        other: Self = type(self).__new__(type(self))
+        other._copy(self)
         return other
+
+    def _copy(self, other: Accounts) -> None:
+        self._journal = None
+        self._slo = other._slo
+        self.counters = other.counters.copy()
+        self.engines = other.engines.copy()
+        self.ttft, self.tpot = other.ttft.copy(), other.tpot.copy()
+        self.waits = tuple([one.copy() for one in other.waits])
+        self.duration = {counter: one.copy() for counter, one in other.duration.items()}
+        self.body_bytes, self.loop_lag = other.body_bytes.copy(), other.loop_lag.copy()
+        self.good = other.good.copy()
 
     def arrive(self, request_id: str, route: str, *, now: float, received_at: float) -> Record:
         """Enter a request that reached a completion route.
@@ -83,11 +92,16 @@ class Accounts:
         record.ended = now
         self.counters.end(outcome, sized=record.sized is not None)
         self.counters.retries += max(0, len(record.attempts) - 1)
-        self.counters.continuations += sum(one.continues_at is not None for one in record.attempts)
-        if counter is Counter.SERVED and record.met_slo:
+        if counter is _SERVED and record.met_slo:
             self.counters.within_slo += 1
             self.good.count(now)
-        self.duration[counter].observe(now - record.arrived)
+        self._measure(record, counter, now)
+        if self._journal is not None:
+            self._journal(Settled(record, outcome, counter.value, status, error, details))
+
+    def _measure(self, record: Record, counter: Counter, now: float) -> None:
+        histogram = self.duration[counter]
+        histogram.observe(now - record.arrived)
         if record.request_bytes is not None:
             self.body_bytes.observe(record.request_bytes)
         if record.ttft_s is not None:
@@ -95,9 +109,10 @@ class Accounts:
         if record.tpot_s is not None:
             self.tpot.observe(record.tpot_s)
         for attempt in record.attempts:
+            self.counters.continuations += attempt.continues_at is not None
             if attempt.prefill_waited_s is not None:
-                self.waits[Phase.PREFILL].observe(attempt.prefill_waited_s)
+                histogram = self.waits[_PREFILL]
+                histogram.observe(attempt.prefill_waited_s)
             if attempt.decode_waited_s is not None:
-                self.waits[Phase.DECODE].observe(attempt.decode_waited_s)
-        if self._journal is not None:
-            self._journal(row(record, outcome, counter.value, status, error, details))
+                histogram = self.waits[_DECODE]
+                histogram.observe(attempt.decode_waited_s)

@@ -1,8 +1,8 @@
 """The journal: one line of JSON for each request, written by a thread of its own.
 
-The loop hands rows over and goes on; it never waits for a disk. What the disk can't take in time piles up to
-a bound, and beyond it rows are dropped and counted. A disk error loses nothing by itself: the rows at hand
-are tried again until they are written or the journal is closed.
+The loop hands over what a row is made of and goes on; it never waits for a disk. What the disk can't take in
+time piles up to a bound, and beyond it rows are dropped and counted. A disk error loses nothing by itself:
+the rows at hand are tried again until they are written or the journal is closed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from narwhal.accounting.record import Settled
 from narwhal.placement.place import Offer
 
 _BATCH = 256  # rows for one write
@@ -35,7 +36,7 @@ class Journal:
         self._file = _LineFile(Path(path))
         self._backlog = backlog
         self._retry_s = retry_s
-        self._rows: deque[dict[str, Any]] = deque()
+        self._rows: deque[Settled | dict[str, Any]] = deque()
         self._reopen = False
         self._closing = False
         self._work = threading.Event()  # there is something to do
@@ -53,7 +54,7 @@ class Journal:
         """Failed tries to open or write the file."""
         return self._file.errors
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, row: Settled | dict[str, Any]) -> None:
         """Hand a row over, which must not be changed afterwards. Never blocks: a row too many is dropped."""
         if self._closing or len(self._rows) >= self._backlog:
             self.dropped += 1
@@ -173,7 +174,9 @@ def _whole(lines: list[bytes], written: int) -> tuple[int, int]:
     return len(lines), 0
 
 
-def _line(row: dict[str, Any]) -> bytes:
+def _line(row: Settled | dict[str, Any]) -> bytes:
+    if isinstance(row, Settled):
+        row = row.row()
     try:
         return orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # half a surrogate pair in an engine's message, say; the slow encoder escapes it

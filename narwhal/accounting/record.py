@@ -6,7 +6,6 @@ Neither ever holds what was asked or answered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -26,19 +25,32 @@ class LengthSource(StrEnum):
     ESTIMATE = "estimate"
 
 
-@dataclass(slots=True)
 class Attempt:
     """One attempt at a request: engines by ID, None for a leg that never was."""
 
-    prefill: str | None = None
-    decode: str | None = None
-    prefill_waited_s: float | None = None  # for a seat; None: it never asked for one
-    decode_waited_s: float | None = None
-    failure: str | None = None  # the outcome its failure would have been
-    error: str | None = None
-    prefill_offer: Offer | None = None  # what each engine would have cost the leg
-    decode_offer: Offer | None = None
-    continues_at: int | None = None  # it goes on with an answer after so many tokens
+    __slots__ = (
+        "continues_at", "decode", "decode_offer", "decode_waited_s", "error", "failure", "prefill",
+        "prefill_offer", "prefill_waited_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prefill: str | None = None,
+        decode: str | None = None,
+        prefill_waited_s: float | None = None,
+        decode_waited_s: float | None = None,
+        failure: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.prefill_waited_s = prefill_waited_s  # for a seat; None: it never asked for one
+        self.decode_waited_s = decode_waited_s
+        self.failure = failure  # the outcome its failure would have been
+        self.error = error
+        self.prefill_offer: Offer | None = None  # what each engine would have cost the leg
+        self.decode_offer: Offer | None = None
+        self.continues_at: int | None = None  # it goes on with an answer after so many tokens
 
     def as_row(self) -> dict[str, Any]:
         """For the journal."""
@@ -55,39 +67,55 @@ class Attempt:
         }
 
 
-@dataclass(slots=True)
 class Record:
     """One request, from its arrival to its one outcome."""
 
-    request_id: str
-    route: str
-    arrived: float
-    received_at: float  # seconds since 1970
-    slo_ttft_s: float
-    slo_tpot_s: float
-    client_request_id: str | None = None
-    stream: bool = False
-    request_bytes: int | None = None
+    __slots__ = (
+        "arrived", "attempts", "body_read", "client_request_id", "ended", "first_token", "handoff",
+        "input_tokens", "input_tokens_from", "last_token", "output_tokens", "output_tokens_from", "prefill",
+        "projected_ttft_s", "prompt_tokens", "received_at", "request_bytes", "request_id", "route", "seat",
+        "sized", "slo_tpot_s", "slo_ttft_s", "stream", "token_accounting", "usage_completion_tokens",
+    )  # fmt: skip
 
-    # Moments, None for those it did not live to see.
-    body_read: float | None = None
-    sized: float | None = None  # its input length was known
-    seat: float | None = None  # it had a seat for prefill, or for all of it
-    prefill: float | None = None  # the prefill leg had answered
-    handoff: float | None = None  # the decode leg was sent, with the handoff
-    first_token: float | None = None
-    last_token: float | None = None
-    ended: float | None = None
+    def __init__(
+        self,
+        request_id: str,
+        route: str,
+        arrived: float,
+        received_at: float,
+        slo_ttft_s: float,
+        slo_tpot_s: float,
+    ) -> None:
+        """`received_at` is seconds since 1970."""
+        self.request_id = request_id
+        self.route = route
+        self.arrived = arrived
+        self.received_at = received_at
+        self.slo_ttft_s = slo_ttft_s
+        self.slo_tpot_s = slo_tpot_s
+        self.client_request_id: str | None = None
+        self.stream = False
+        self.request_bytes: int | None = None
 
-    projected_ttft_s: float | None = None  # when it asked for its first seat; None: nothing was known
-    input_tokens: int | None = None
-    input_tokens_from: LengthSource | None = None
-    output_tokens: int = 0
-    output_tokens_from: LengthSource | None = None
-    token_accounting: TokenAccounting | None = None
-    usage_completion_tokens: int | None = None  # the engine's own figure
-    prompt_tokens: int | None = None  # as an engine counted them
-    attempts: list[Attempt] = field(default_factory=list)
+        # Moments, None for those it did not live to see.
+        self.body_read: float | None = None
+        self.sized: float | None = None  # its input length was known
+        self.seat: float | None = None  # it had a seat for prefill, or for all of it
+        self.prefill: float | None = None  # the prefill leg had answered
+        self.handoff: float | None = None  # the decode leg was sent, with the handoff
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.ended: float | None = None
+
+        self.projected_ttft_s: float | None = None  # when it asked for a seat; None: nothing was known
+        self.input_tokens: int | None = None
+        self.input_tokens_from: LengthSource | None = None
+        self.output_tokens = 0
+        self.output_tokens_from: LengthSource | None = None
+        self.token_accounting: TokenAccounting | None = None
+        self.usage_completion_tokens: int | None = None  # the engine's own figure
+        self.prompt_tokens: int | None = None  # as an engine counted them
+        self.attempts: list[Attempt] = []
 
     @property
     def ttft_s(self) -> float | None:
@@ -106,6 +134,33 @@ class Record:
         """Whether what came, came in time. A single token has no TPOT to miss; no token has no TTFT
         either."""
         return (self.ttft_s or 0.0) <= self.slo_ttft_s and (self.tpot_s or 0.0) <= self.slo_tpot_s
+
+
+class Settled:
+    """A record and how it ended: the journal's row, not written out yet."""
+
+    __slots__ = ("_counter", "_details", "_error", "_outcome", "_record", "_status")
+
+    def __init__(
+        self,
+        record: Record,
+        outcome: str,
+        counter: str,
+        status: int | None,
+        error: str | None,
+        details: dict[str, Any] | None,
+    ) -> None:
+        """See row. The record must not be changed any more."""
+        self._record = record
+        self._outcome = outcome
+        self._counter = counter
+        self._status = status
+        self._error = error
+        self._details = details
+
+    def row(self) -> dict[str, Any]:
+        """The row; it may be made on another thread."""
+        return row(self._record, self._outcome, self._counter, self._status, self._error, self._details)
 
 
 def row(

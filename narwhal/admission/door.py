@@ -25,7 +25,9 @@ from narwhal.outcomes import Ending
 from narwhal.placement.eligible import eligible
 from narwhal.placement.place import NoEligibleEngine, Placement
 
-__all__ = ["Door", "Grant", "SeatRequest"]
+# Members of enums by names of their own: to look one up in its class is slow.
+_PREFILL = Phase.PREFILL
+_NEW, _WAITING, _DECIDED, _DONE = Stage
 
 
 class Door:
@@ -84,19 +86,19 @@ class Door:
         target; `queue_full` if it would have to wait and may not. A request that had a leg already may always
         wait: the retention limit bounds those.
         """
-        if request.stage is not Stage.NEW:
+        if request.stage is not _NEW:
             raise RuntimeError("this request for a seat was asked before")
         line = self._lines[request.phase]
-        if request.phase is Phase.PREFILL:
+        if request.phase is _PREFILL:
             self.predictor.expect(request, line, now)
         try:
             engine = self._placement.place(request, request.phase, now)
         except NoEligibleEngine as none:
             raise Ending("backend_unavailable", f"{none}; try again in a second") from None
-        if request.phase is Phase.PREFILL:
+        if request.phase is _PREFILL:
             engine = self.predictor.judge(request, line, engine, now)
         if engine is not None:
-            request.stage = Stage.DONE
+            request.stage = _DONE
             return self._grant(request, engine, now)
         if not request.started and len(line) >= self._queue_capacity:
             raise Ending(
@@ -106,17 +108,17 @@ class Door:
             )
         self._asked += 1
         request.order = self._asked
-        request.stage = Stage.WAITING
+        request.stage = _WAITING
         line.add(request)
         return None
 
     def leave(self, request: SeatRequest, now: float) -> None:
         """Stop waiting, to be told nothing any more. Nothing happens if it was told, or left, already."""
         stage, decided = request.stage, request.decided
-        if stage is Stage.NEW:
+        if stage is _NEW:
             return
-        request.stage, request.decided = Stage.DONE, None
-        if stage is Stage.WAITING:
+        request.stage, request.decided = _DONE, None
+        if stage is _WAITING:
             self._lines[request.phase].remove(request)
         elif isinstance(decided, Grant):
             decided.release_all(now)
@@ -142,7 +144,7 @@ class Door:
 
     def _turn_away(self, now: float) -> None:
         # What those who wait for prefill wait for has changed: some may not make it any more.
-        line = self._lines[Phase.PREFILL]
+        line = self._lines[_PREFILL]
         for request in self.predictor.lost(line, now):
             self._settle(line, request, self.predictor.refusal(request, now))
 
@@ -151,7 +153,7 @@ class Door:
         line = self._lines[phase]
         if len(line):
             self._seat_those_who_can(phase, line, now, engine)
-            if phase is Phase.PREFILL:
+            if phase is _PREFILL:
                 self._turn_away(now)
         self._tell()
 
@@ -167,7 +169,7 @@ class Door:
         engine = self._placement.place(request, request.phase, now)
         if engine is None:
             return False
-        if request.phase is Phase.PREFILL:
+        if request.phase is _PREFILL:
             self.predictor.waited(request, engine, now)
         self._settle(line, request, self._grant(request, engine, now))
         return True
@@ -176,7 +178,7 @@ class Door:
         prefill = decode = None
         tokens, output, work = int(request.tokens), request.output_tokens, self._work
         for phase in self._table.needs(engine):
-            if phase is Phase.PREFILL:
+            if phase is _PREFILL:
                 cost_s = self._placement.board.prefill_cost_s(engine, tokens)
                 prefill = work.begin_prefill(engine, tokens, tokens + output, cost_s, now)
             else:
@@ -187,7 +189,7 @@ class Door:
     def _settle(self, line: Line, request: SeatRequest, decided: Grant | Ending) -> None:
         """Decide for one waiter: its seats, or the end of its wait. It is told later."""
         line.remove(request)
-        request.stage = Stage.DECIDED
+        request.stage = _DECIDED
         request.decided = decided
         self._to_tell.append(request)
 
@@ -198,10 +200,10 @@ class Door:
         try:
             while self._to_tell:
                 request = self._to_tell.popleft()
-                if request.stage is not Stage.DECIDED:
+                if request.stage is not _DECIDED:
                     continue
                 decided, request.decided = request.decided, None
-                request.stage = Stage.DONE
+                request.stage = _DONE
                 if isinstance(decided, Grant):
                     request.on_grant(decided)
                 elif decided is not None:

@@ -8,6 +8,8 @@ from narwhal.fleet.table import FleetTable, Phase
 from narwhal.fleet.work import DecodeLeg, PrefillLeg, Work
 from narwhal.placement.place import Offer
 
+_PREFILL = Phase.PREFILL  # a look-up in the class is slow
+
 
 class Grant:
     """Seats held on one engine: one, or on a `both` engine one in each phase, which go back one by one.
@@ -48,7 +50,7 @@ class Grant:
     def first_token(self, now: float) -> None:
         """The first token of a decode leg came."""
         if self._decode is not None:
-            self._work.first_token(self._decode, now, handed_over=not self.both)
+            self._work.first_token(self._decode, now, not self.both)
 
     def decoded(self, output_tokens: int, now: float) -> None:
         """The last token came, the last of so many; call it before the seat goes back."""
@@ -61,7 +63,7 @@ class Grant:
             name = self._table.ids[self.engine]
             raise RuntimeError(f"this grant on engine {name} holds no {phase.name.lower()} seat")
         # All is settled before anyone is told: what is told may call back into this grant.
-        self.held = tuple(held for held in self.held if held is not phase) if self.both else ()
+        self.held = (self.held[1 if self.held[0] is phase else 0],) if len(self.held) == 2 else ()
         self._give(phase, now)
         self._freed(self.engine, now)
 
@@ -74,7 +76,7 @@ class Grant:
             self._freed(self.engine, now)
 
     def _give(self, phase: Phase, now: float) -> None:
-        if phase is Phase.PREFILL:
+        if phase is _PREFILL:
             if self._prefill is not None:
                 self._work.end_prefill(self._prefill, now)
                 self._prefill = None

@@ -28,6 +28,9 @@ class Stage(Enum):
     DONE = 3
 
 
+_NEW, _DECODE = Stage.NEW, Phase.DECODE  # a look-up in the class is slow
+
+
 class SeatRequest(Waiter):
     """One ask for a seat. For another attempt make another one, with the same `arrived`.
 
@@ -48,7 +51,6 @@ class SeatRequest(Waiter):
         avoid: frozenset[int],
         on_grant: Callable[[Grant], None],
         on_ending: Callable[[Ending], None],
-        *,
         tokens: int = 0,
         output_tokens: int = 0,
         target: float = math.inf,
@@ -71,7 +73,7 @@ class SeatRequest(Waiter):
         self.refusable = refusable
         self.producer = producer
         self.again = again
-        self.stage = Stage.NEW
+        self.stage = _NEW
         self.order = 0  # of asking; settles equal arrivals
         self.decided: Grant | Ending | None = None  # while DECIDED
         self.asked_at = self.forecast_s = 0.0  # since when it waits, and how long by the bare forecast
@@ -80,7 +82,7 @@ class SeatRequest(Waiter):
     @property
     def started(self) -> bool:
         """Whether it had a leg already, so that it is no newcomer who could be turned away."""
-        return self.phase is Phase.DECODE or self.again or bool(self.avoid)
+        return self.phase is _DECODE or self.again or bool(self.avoid)
 
 
 Entry = tuple[float, int, SeatRequest]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import ssl
 
@@ -10,7 +9,7 @@ from narwhal._fast.body import Body
 from narwhal._fast.relay import Relay
 from narwhal.config import EngineConfig, EngineDefaults, FleetConfig
 from narwhal.engines.dialects import DIALECTS, Pieces
-from narwhal.engines.leg import Leg, Reply
+from narwhal.engines.leg import Answer, Leg
 from narwhal.engines.pool import Pool
 from narwhal.request import Route
 
@@ -32,6 +31,10 @@ class Engine:
         """`api_key` goes to the engine as a bearer token; `reply_limit` bounds a collected reply in bytes."""
         self.config = config
         self.id = config.id
+        # Its legs as messages name them.
+        self.prefill_leg = f"engine {config.id} (prefill leg)"
+        self.decode_leg = f"engine {config.id} (decode leg)"
+        self.whole_request = f"engine {config.id} (whole request)"
         self.dialect = DIALECTS[config.dialect]
         self.pool = Pool(
             config.url,
@@ -55,17 +58,17 @@ class Engine:
         route: Route,
         body: Pieces,
         request_id: str,
-        future: asyncio.Future[Reply | None],
+        future: Answer,
         relay: Relay | None = None,
     ) -> Leg:
         """Send one leg. See Leg for what becomes of `future`."""
         return self._post(self._heads[route], body, request_id, future, relay)
 
-    def tokenize(self, body: Pieces, request_id: str, future: asyncio.Future[Reply | None]) -> Leg:
+    def tokenize(self, body: Pieces, request_id: str, future: Answer) -> Leg:
         """Ask how many tokens a request's prompt has (vLLM's /tokenize, which takes the same body)."""
         return self._post(self._tokenize_head, body, request_id, future, None)
 
-    def get(self, path: str, future: asyncio.Future[Reply | None]) -> Leg:
+    def get(self, path: str, future: Answer) -> Leg:
         """Ask for one of the engine's other pages."""
         head = f"GET {self.config.url.path}{path} {self._get_head}\r\n".encode()
         return Leg(self.pool, [head], len(head), future)
@@ -75,7 +78,7 @@ class Engine:
         head: bytes,
         body: Pieces,
         request_id: str,
-        future: asyncio.Future[Reply | None],
+        future: Answer,
         relay: Relay | None,
     ) -> Leg:
         size = Body.size(body)

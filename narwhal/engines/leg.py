@@ -7,21 +7,22 @@ once more on a fresh one.
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
+from typing import Protocol
 
 from narwhal._fast.link import EngineLink
 from narwhal._fast.relay import Relay
 from narwhal.engines.pool import ConnectionFailed, Pool
 
 
-@dataclass(frozen=True, slots=True)
 class Reply:
     """A reply that was collected whole."""
 
-    status: int
-    body: bytes
-    retry_after_s: int  # -1: the engine said nothing
+    __slots__ = ("body", "retry_after_s", "status")
+
+    def __init__(self, status: int, body: bytes, retry_after_s: int) -> None:
+        self.status = status
+        self.body = body
+        self.retry_after_s = retry_after_s  # -1: the engine said nothing
 
 
 class LegLost(Exception):
@@ -31,6 +32,19 @@ class LegLost(Exception):
         """`heard`: a part of the reply had come."""
         super().__init__(why)
         self.heard = heard
+
+
+class Answer(Protocol):
+    """What takes the outcome of a leg: a future has these."""
+
+    def done(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+    def set_result(self, result: Reply | None, /) -> None:
+        """There is a reply, or (None) a stream has ended."""
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """There is none: ConnectionFailed or LegLost."""
 
 
 class Leg:
@@ -43,7 +57,7 @@ class Leg:
         pool: Pool,
         pieces: list[bytes | memoryview],
         size: int,
-        future: asyncio.Future[Reply | None],
+        future: Answer,
         relay: Relay | None = None,
     ) -> None:
         """Send `pieces` (`size` bytes, head and body) to the pool's engine.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -10,8 +10,7 @@ from narwhal._fast.body import Body
 from narwhal.engines.leg import Reply
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What a reply's `usage` says of its prompt; None where it says nothing."""
 
     prompt_tokens: int | None

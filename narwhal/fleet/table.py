@@ -166,7 +166,9 @@ class FleetTable:
         """Take one seat. Raises RuntimeError if none is free: whoever asked had not looked."""
         seats = self.seats[phase]
         if seats[engine] >= self.limit[phase][engine]:
-            raise RuntimeError(f"engine {self.ids[engine]} has no free {phase.name.lower()} seat to take")
+            raise RuntimeError(
+                f"engine {self.ids[engine]} has no free {Phase(phase).name.lower()} seat to take"
+            )
         seats[engine] += 1
 
     def give(self, engine: int, phase: Phase) -> None:
@@ -174,7 +176,7 @@ class FleetTable:
         seats = self.seats[phase]
         if seats[engine] <= 0:
             raise RuntimeError(
-                f"engine {self.ids[engine]} has no taken {phase.name.lower()} seat to give back"
+                f"engine {self.ids[engine]} has no taken {Phase(phase).name.lower()} seat to give back"
             )
         seats[engine] -= 1
 

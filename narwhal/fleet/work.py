@@ -26,6 +26,9 @@ _LEAST_TOKENS = 4
 _MOST_US = 100_000_000
 
 
+_PREFILL, _DECODE = Phase.PREFILL, Phase.DECODE  # a look-up in the class is slow
+
+
 class PrefillLeg:
     """A prompt on its way through an engine."""
 
@@ -54,10 +57,20 @@ class DecodeLeg:
         self.running_then = self.kv_then = 0.0  # the engine's sums over time at the first token
 
 
+class _Sums:
+    """One engine's: decode seats and KV tokens summed over time up to a moment, and when it was last free."""
+
+    __slots__ = ("freed", "kv", "running", "up_to")
+
+    def __init__(self) -> None:
+        self.running = self.kv = self.up_to = 0.0
+        self.freed = 0.0  # when its last prefill leg ended
+
+
 class Work:
     """The ledger of one fleet: it keeps the table's columns of work, and teaches the models."""
 
-    __slots__ = ("_changed", "_freed", "_kv_time", "_legs", "_models", "_running_time", "_table", "shown")
+    __slots__ = ("_legs", "_models", "_sums", "_table", "shown")
 
     def __init__(self, table: FleetTable, models: FleetModels, now: float) -> None:
         self._table = table
@@ -65,11 +78,7 @@ class Work:
         self._legs: list[deque[PrefillLeg]] = []
         # By phase: when each engine last showed how fast it is.
         self.shown = (array("d"), array("d"))
-        self._freed = array("d")  # when the last prefill leg on each engine ended
-        # Token intervals: decode seats and KV tokens summed over time, up to `_changed`.
-        self._running_time = array("d")
-        self._kv_time = array("d")
-        self._changed = array("d")
+        self._sums: list[_Sums] = []
         for _ in range(len(table)):
             self.add(now)
 
@@ -78,8 +87,7 @@ class Work:
         self._legs.append(deque())
         for shown in self.shown:
             shown.append(now)
-        for column in (self._freed, self._running_time, self._kv_time, self._changed):
-            column.append(0.0)
+        self._sums.append(_Sums())
 
     # ---- prefill
 
@@ -105,7 +113,8 @@ class Work:
         table, engine, legs = self._table, leg.engine, self._legs[leg.engine]
         table.squares_us2[engine] -= min(leg.cost_us, _MOST_US) ** 2
         table.coming_kv[engine] -= leg.kv
-        self._freed[engine] = now
+        sums = self._sums[engine]
+        sums.freed = now
         if legs[0] is not leg:
             table.queued_us[engine] -= leg.cost_us
             legs.remove(leg)
@@ -121,8 +130,9 @@ class Work:
 
         Returns the seconds it took, not counting those that the engine spent on legs before it.
         """
-        self.shown[Phase.PREFILL][leg.engine] = now
-        took = now - max(leg.sent, self._freed[leg.engine])
+        self.shown[_PREFILL][leg.engine] = now
+        sums = self._sums[leg.engine]
+        took = now - max(leg.sent, sums.freed)
         self._models.learn_prefill(leg.engine, tokens, took)
         return took
 
@@ -140,11 +150,12 @@ class Work:
         self._table.kv_reserved[engine] += leg.kv_most
         return leg
 
-    def first_token(self, leg: DecodeLeg, now: float, *, handed_over: bool) -> None:
+    def first_token(self, leg: DecodeLeg, now: float, handed_over: bool) -> None:
         """The leg's first token came; `handed_over`: to an engine that had another one prefill its prompt."""
         self._sum_up(leg.engine, now)
         leg.first = now
-        leg.running_then, leg.kv_then = self._running_time[leg.engine], self._kv_time[leg.engine]
+        sums = self._sums[leg.engine]
+        leg.running_then, leg.kv_then = sums.running, sums.kv
         if handed_over:
             self._models.learn_handoff(leg.engine, leg.tokens, now - leg.sent)
 
@@ -153,10 +164,11 @@ class Work:
         if leg.first is None or output_tokens < _LEAST_TOKENS or now <= leg.first:
             return
         engine, lasted = leg.engine, now - leg.first
-        self.shown[Phase.DECODE][engine] = now
+        self.shown[_DECODE][engine] = now
         self._sum_up(engine, now)
-        running = (self._running_time[engine] - leg.running_then) / lasted
-        kv = (self._kv_time[engine] - leg.kv_then) / lasted
+        sums = self._sums[engine]
+        running = (sums.running - leg.running_then) / lasted
+        kv = (sums.kv - leg.kv_then) / lasted
         self._models.learn_interval(engine, running, kv, lasted / (output_tokens - 1))
 
     def end_decode(self, leg: DecodeLeg, now: float) -> None:
@@ -167,7 +179,9 @@ class Work:
 
     def _sum_up(self, engine: int, now: float) -> None:
         # Before the seats or the KV tokens of an engine change, and before its sums are read.
-        table, lasted = self._table, max(0.0, now - self._changed[engine])
-        self._running_time[engine] += table.decode_seats[engine] * lasted
-        self._kv_time[engine] += table.kv_tokens[engine] * lasted
-        self._changed[engine] = max(now, self._changed[engine])
+        table, sums = self._table, self._sums[engine]
+        lasted = now - sums.up_to
+        if lasted > 0:
+            sums.running += table.decode_seats[engine] * lasted
+            sums.kv += table.kv_tokens[engine] * lasted
+            sums.up_to = now

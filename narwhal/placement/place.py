@@ -20,6 +20,9 @@ from narwhal.profiles.models import FleetModels
 _SHOWN = 64  # engines of an offer that are told of
 
 
+_PREFILL = Phase.PREFILL  # a look-up in the class is slow
+
+
 class NoEligibleEngine(Exception):
     """No engine may run the leg, free seats or not. Its text says how many there are and why none will do."""
 
@@ -80,7 +83,7 @@ class Placement:
         NoEligibleEngine if there is none to wait for.
         """
         board = self.board
-        engine = board.pick_prefill(request, now) if phase is Phase.PREFILL else board.pick_decode(request)
+        engine = board.pick_prefill(request, now) if phase is _PREFILL else board.pick_decode(request)
         if engine >= 0:
             if not board.met:
                 self.unserved[phase] += 1

@@ -52,7 +52,7 @@ class Correction:
         self._size_s += (predicted_s - self._size_s) / min(self.samples, self._memory)
         weight = 2 * predicted_s / (predicted_s + self._size_s)  # 1 for work of the usual size
         off = min(seen_s / (predicted_s * self.factor), _OUTLIER) - 1
-        usual = max(self.spread, PRIOR_SPREAD)
+        usual = max(self._variance**0.5, PRIOR_SPREAD)
         # One error counts for two usual ones at most, so it takes a run of them.
         lean = min(max(off, -2 * usual), 2 * usual)
         self._leaning += (lean - self._leaning) * weight / _RUN

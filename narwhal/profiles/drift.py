@@ -39,11 +39,14 @@ class State(IntEnum):
     TAKE_OUT = 2  # asked for; it counts as on probation until then, and when it comes back
 
 
+_WELL = State.WELL  # a look-up in the class is slow
+
+
 class _Engine:
     __slots__ = ("baseline", "high", "low", "predicted_s", "samples", "score", "seen_s", "state", "windows")
 
     def __init__(self) -> None:
-        self.state = State.WELL
+        self.state = _WELL
         self.start_over()
 
     def start_over(self) -> None:
@@ -63,7 +66,7 @@ class _Engine:
         log_ratio = self.log_ratio()
         self.empty()
         # While it is not well, what it does is no baseline.
-        if self.state is State.WELL and self.high == 0:
+        if self.state is _WELL and self.high == 0:
             self.windows = min(self.windows + 1, _BASELINE_MEMORY)
             self.baseline += (log_ratio - self.baseline) / self.windows
 
@@ -124,7 +127,7 @@ class Drift:
 
     def surcharge(self, engine: int) -> float:
         """The share to be added to the engine's price."""
-        return 0.0 if self._engines[engine].state is State.WELL else SURCHARGE
+        return 0.0 if self._engines[engine].state is _WELL else SURCHARGE
 
     def returned(self, engine: int) -> None:
         """The engine was taken out and is back: on probation, until it has shown itself well."""
@@ -138,12 +141,12 @@ class Drift:
         """The engine is a new process, or predictions for it now rest on another curve: a new baseline."""
         row = self._engines[engine]
         row.start_over()
-        row.state = State.WELL
+        row.state = _WELL
 
     def calm(self, engine: int) -> bool:
         """Whether nothing speaks for the engine's having changed."""
         row = self._engines[engine]
-        return row.state is State.WELL and row.high == 0
+        return row.state is _WELL and row.high == 0
 
 
 def _judge(row: _Engine, score: float) -> bool:
@@ -153,8 +156,8 @@ def _judge(row: _Engine, score: float) -> bool:
     row.low = row.low + 1 if score <= WELL else 0
     if row.high >= SUSTAINED and row.state is not State.TAKE_OUT:
         row.state = State(row.state + 1)
-    elif row.low >= SUSTAINED and row.state is not State.WELL:
-        row.state = State.WELL
+    elif row.low >= SUSTAINED and row.state is not _WELL:
+        row.state = _WELL
     else:
         return False
     row.high = row.low = 0

@@ -40,6 +40,7 @@ class Script(StrEnum):
     ESCAPED = "escaped"  # the same as JSON escapes
 
 
+_PLAIN, _OTHER, _ESCAPED = Script  # a look-up in the class is slow
 # The ratio to begin with. Beyond ASCII, about one token a character of three bytes, or of one escape.
 _PRIORS = {Script.ASCII: PRIOR_BYTES_PER_TOKEN, Script.OTHER: 3.0, Script.ESCAPED: 6.0}
 
@@ -50,8 +51,8 @@ def script_of(body: bytes) -> Script:
     sample = body[start : start + _SAMPLE_BYTES]
     least = len(sample) * _OTHER_SHARE
     if not sample.isascii() and len(sample.translate(None, _ASCII)) > least:
-        return Script.OTHER
-    return Script.ESCAPED if sample.count(b"\\u") * _ESCAPE_BYTES > least else Script.ASCII
+        return _OTHER
+    return _ESCAPED if sample.count(b"\\u") * _ESCAPE_BYTES > least else _PLAIN
 
 
 class _Learned:
@@ -64,6 +65,13 @@ class _Learned:
         self.weight = PRIOR_WEIGHT
         self.error = 0.0
         self.observed = 0.0  # weight of what `error` rests on
+
+    def learn(self, weight: float, error: float, prompt_bytes: float, prompt_tokens: float) -> None:
+        self.observed = min(self.observed + weight, MEMORY_WEIGHT)
+        self.error += (error - self.error) * weight / self.observed
+        sample = min(max(prompt_tokens / prompt_bytes, 1 / MOST_BYTES_PER_TOKEN), 1 / LEAST_BYTES_PER_TOKEN)
+        self.weight = min(self.weight + weight, MEMORY_WEIGHT)
+        self.tokens_per_byte += (sample - self.tokens_per_byte) * weight / self.weight
 
 
 class Learned(NamedTuple):
@@ -91,19 +99,17 @@ class InputLengths:
         """Take note of what an engine counted. An empty prompt or count says nothing and is passed over."""
         if prompt_bytes <= 0 or prompt_tokens <= 0:
             return
-        learned = self._learned.setdefault((route, script), _Learned(script))
+        learned = self._learned.get((route, script))
+        if learned is None:
+            learned = self._learned[route, script] = _Learned(script)
         weight = prompt_bytes / (prompt_bytes + HALF_WEIGHT_BYTES)
         error = abs(self.estimate(route, prompt_bytes, script) - prompt_tokens) / prompt_tokens
-        learned.observed = min(learned.observed + weight, MEMORY_WEIGHT)
-        learned.error += (error - learned.error) * weight / learned.observed
-        sample = min(max(prompt_tokens / prompt_bytes, 1 / MOST_BYTES_PER_TOKEN), 1 / LEAST_BYTES_PER_TOKEN)
-        learned.weight = min(learned.weight + weight, MEMORY_WEIGHT)
-        learned.tokens_per_byte += (sample - learned.tokens_per_byte) * weight / learned.weight
+        learned.learn(weight, error, prompt_bytes, prompt_tokens)
 
     def bytes_per_token(self, route: str, script: Script = Script.ASCII) -> float:
         """The ratio that estimates go by at present."""
         learned = self._learned.get((route, script))
-        return 1 / learned.tokens_per_byte if learned else _PRIORS[script]
+        return 1 / learned.tokens_per_byte if learned is not None else _PRIORS[script]
 
     def relative_error(self, route: str, script: Script = Script.ASCII) -> float | None:
         """How far recent estimates were off on average, as a share of the count; None before the first."""

@@ -126,27 +126,23 @@ class Work:
         """Whether there is a profile."""
         return self._measured is not None
 
-    @property
     def bare(self) -> Triple:
         """The curve's coefficients before correction."""
         return self._learned.coefficients if self._measured is None or self.superseded else self._measured
 
-    @property
     def by_profile(self) -> bool:
         """Whether the curve in use is the profile's."""
         return self._measured is not None and not self.superseded
 
-    @property
     def corrected(self) -> Triple:
         """The coefficients to price by."""
         factor = self.correction.factor
-        first, second, third = self.bare
+        first, second, third = self.bare()
         return first * factor, second * factor, third * factor
 
-    @property
-    def sure(self) -> bool:
+    def is_sure(self) -> bool:
         """Whether its prices can be relied on."""
-        return self._measured is not None or self._learned.sure
+        return self._measured is not None or self._learned.is_sure()
 
     @property
     def confidence(self) -> float:
@@ -155,21 +151,18 @@ class Work:
             return self._learned.confidence
         return max(0.0, 1 - self.correction.spread)
 
-    @property
     def shift(self) -> float:
         """Tokens to add to a length, and to `hi`, for the price past the range to be in proportion."""
-        return 0.0 if self.by_profile else PASS_TOKENS
+        return 0.0 if self.by_profile() else PASS_TOKENS
 
-    @property
     def edge(self) -> float:
         """Corrected seconds for one of those tokens at the end of the range, of lengths; 0 without one."""
         hi = self.range.hi
-        return value(self.corrected, (hi * hi, hi, 1.0)) / (hi + self.shift) if hi else 0.0
+        return value(self.corrected(), (hi * hi, hi, 1.0)) / (hi + self.shift()) if hi else 0.0
 
-    @property
     def reach(self) -> tuple[float, float]:
         """How far a decode step's price is followed: in running sequences, and in KV tokens."""
-        if self.by_profile:
+        if self.by_profile():
             return math.inf, math.inf
         return REACH * self.range.hi, REACH * self.range.kv_hi
 
@@ -178,9 +171,9 @@ class Work:
 
         Of a learned curve just that; a measured one that curves upwards is followed.
         """
-        seconds = self.edge * (tokens + self.shift)
-        if self.by_profile:
-            return max(seconds, value(self.corrected, (tokens * tokens, tokens, 1.0)))
+        seconds = self.edge() * (tokens + self.shift())
+        if self.by_profile():
+            return max(seconds, value(self.corrected(), (tokens * tokens, tokens, 1.0)))
         return seconds
 
     def report(self) -> WorkReport:
@@ -190,7 +183,7 @@ class Work:
         return WorkReport(
             measured,
             self.superseded,
-            self.sure,
+            self.is_sure(),
             self.confidence,
             samples,
             correction.factor,
@@ -203,7 +196,7 @@ class Work:
             self._of_profile.learn(value(self._measured, terms), seen_s)
             if self._of_profile.correction.spread <= DOUBTED and not self.superseded:
                 return
-        if self._learned.sure:
+        if self._learned.is_sure():
             self._of_learned.learn(value(self._learned.coefficients, terms), seen_s)
         self._seen.take_in(size, kv_tokens)
         self._learned.learn(terms, seen_s)
@@ -219,8 +212,8 @@ class Work:
             self._use()
 
     def _use(self) -> None:
-        self.correction = (self._of_profile if self.by_profile else self._of_learned).correction
-        self.range = self._measured_range if self.by_profile else self._seen
+        self.correction = (self._of_profile if self.by_profile() else self._of_learned).correction
+        self.range = self._measured_range if self.by_profile() else self._seen
 
     def renew_anchor(self) -> bool:
         """Let drift be judged by the learned curve as it is now, if it has twice the samples it had before.
@@ -228,9 +221,9 @@ class Work:
         Returns whether that is so; then what was compared with the old one is void.
         """
         learned = self._learned
-        if self._measured is not None or not learned.sure or learned.samples < self._anchor_due:
+        if self._measured is not None or not learned.is_sure() or learned.samples < self._anchor_due:
             return False
-        self.anchor = self.bare
+        self.anchor = self.bare()
         self._anchor_due = 2 * learned.samples
         return True
 
@@ -266,18 +259,22 @@ class EngineModel:
     def interval_s(self, running: float, kv_tokens: float) -> Price:
         """Seconds between two decode steps of a batch of `running` sequences that hold `kv_tokens`."""
         work = self.interval
-        reach, kv_reach = work.reach
-        seconds = value(work.corrected, (min(running, reach), min(kv_tokens, kv_reach), 1.0))
-        return Price(seconds, work.sure, running > work.range.hi or kv_tokens > work.range.kv_hi)
+        reach, kv_reach = work.reach()
+        seconds = value(work.corrected(), (min(running, reach), min(kv_tokens, kv_reach), 1.0))
+        return Price(seconds, work.is_sure(), running > work.range.hi or kv_tokens > work.range.kv_hi)
+
+    def works(self) -> dict[str, Work]:
+        """The kinds of work by name."""
+        return {"prefill": self.prefill, "handoff": self.handoff, "interval": self.interval}
 
     def report(self) -> dict[str, WorkReport]:
         """How well each kind of work is known."""
-        return {name: getattr(self, name).report() for name in self.__slots__}
+        return {name: work.report() for name, work in self.works().items()}
 
     def restarted(self) -> None:
         """The engine is a new process: what traffic taught of the old one is void, the profile stays."""
-        for name in self.__slots__:
-            getattr(self, name).reset()
+        for work in self.works().values():
+            work.reset()
 
 
 def value(coefficients: Triple, terms: Triple) -> float:
@@ -287,6 +284,6 @@ def value(coefficients: Triple, terms: Triple) -> float:
 
 def _by_length(work: Work, tokens: float) -> Price:
     lo, hi = work.range.lo, work.range.hi
-    inside = value(work.corrected, (tokens * tokens, tokens, 1.0))
+    inside = value(work.corrected(), (tokens * tokens, tokens, 1.0))
     seconds = work.past(tokens) if tokens > hi > 0 else inside
-    return Price(seconds, work.sure, not lo <= tokens <= hi)
+    return Price(seconds, work.is_sure(), not lo <= tokens <= hi)

@@ -90,7 +90,8 @@ class FleetModels:
         That is from its sending, or the end of the prompt before it on this engine if that was later, to its
         own end.
         """
-        work = self.engines[engine].prefill
+        model = self.engines[engine]
+        work = model.prefill
         terms = (tokens * tokens, tokens, 1.0)
         self._watch(engine, PREFILL, work, terms, seen_s)
         work.learn(terms, tokens, 0.0, seen_s)
@@ -98,7 +99,8 @@ class FleetModels:
 
     def learn_interval(self, engine: int, running: float, kv_tokens: float, seen_s: float) -> None:
         """A stream's tokens came `seen_s` apart, while on average `running` sequences held `kv_tokens`."""
-        work = self.engines[engine].interval
+        model = self.engines[engine]
+        work = model.interval
         terms = (running, kv_tokens, 1.0)
         self._watch(engine, DECODE, work, terms, seen_s)
         work.learn(terms, running, kv_tokens, seen_s)
@@ -106,7 +108,8 @@ class FleetModels:
 
     def learn_handoff(self, engine: int, tokens: float, seen_s: float) -> None:
         """A decode leg gave its first token `seen_s` after it was sent."""
-        self.engines[engine].handoff.learn((0.0, tokens, 1.0), tokens, 0.0, seen_s)
+        model = self.engines[engine]
+        model.handoff.learn((0.0, tokens, 1.0), tokens, 0.0, seen_s)
         self._refresh_handoff(engine)
 
     def tick(self, now: float) -> list[tuple[int, int]]:
@@ -149,25 +152,28 @@ class FleetModels:
         self._refresh_handoff(engine)
 
     def _refresh_prefill(self, engine: int) -> None:
-        work = self.engines[engine].prefill
-        a, b, c = work.corrected
+        model = self.engines[engine]
+        work = model.prefill
+        a, b, c = work.corrected()
         self.prefill_a[engine], self.prefill_b[engine], self.prefill_c[engine] = a, b, c
         self.prefill_lo[engine], self.prefill_hi[engine] = work.range.lo, work.range.hi
-        self.prefill_edge[engine], self.prefill_shift[engine] = work.edge, work.shift
+        self.prefill_edge[engine], self.prefill_shift[engine] = work.edge(), work.shift()
         self.prefill_spread[engine] = work.correction.spread
-        self.prefill_sure[engine] = work.sure
+        self.prefill_sure[engine] = work.is_sure()
 
     def _refresh_interval(self, engine: int) -> None:
-        work = self.engines[engine].interval
-        self.interval_p[engine], self.interval_q[engine], self.interval_c[engine] = work.corrected
+        model = self.engines[engine]
+        work = model.interval
+        self.interval_p[engine], self.interval_q[engine], self.interval_c[engine] = work.corrected()
         self.interval_hi[engine], self.interval_kv_hi[engine] = work.range.hi, work.range.kv_hi
-        self.interval_n_reach[engine], self.interval_kv_reach[engine] = work.reach
-        self.interval_sure[engine] = work.sure
+        self.interval_n_reach[engine], self.interval_kv_reach[engine] = work.reach()
+        self.interval_sure[engine] = work.is_sure()
 
     def _refresh_handoff(self, engine: int) -> None:
-        work = self.engines[engine].handoff
-        _, b, c = work.corrected
+        model = self.engines[engine]
+        work = model.handoff
+        _, b, c = work.corrected()
         self.handoff_b[engine], self.handoff_c[engine] = b, c
         self.handoff_hi[engine] = work.range.hi
-        self.handoff_edge[engine], self.handoff_shift[engine] = work.edge, work.shift
-        self.handoff_sure[engine] = work.sure
+        self.handoff_edge[engine], self.handoff_shift[engine] = work.edge(), work.shift()
+        self.handoff_sure[engine] = work.is_sure()

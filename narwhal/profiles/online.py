@@ -52,8 +52,9 @@ class OnlineFit:
             error = min(abs(predicted - seen_s) / max(seen_s, predicted, 1e-9), 1.0)
             self.error += (error - self.error) / min(self.samples, ENOUGH)
         # By what is predicted, once that is something: by what was seen, low samples would weigh more.
-        scale = max(predicted if self.sure else seen_s, 1e-6)
-        if self.sure:
+        sure = self.is_sure()
+        scale = max(predicted if sure else seen_s, 1e-6)
+        if sure:
             seen_s = min(seen_s, 4 * predicted)
         # The old fades by the new's counting for ever more; now and then everything is scaled back.
         self._equations.add(x, seen_s, self._growth / (scale * scale))
@@ -67,8 +68,7 @@ class OnlineFit:
             self._solved_at = self.samples
             self.coefficients = self._equations.solve()
 
-    @property
-    def sure(self) -> bool:
+    def is_sure(self) -> bool:
         """Whether there is enough to go by."""
         return self.samples >= ENOUGH and self.error <= WORST_ERROR
 

@@ -51,9 +51,9 @@ class _Histogram:
         left = share * self.total
         for bucket, count in enumerate(self.counts):
             if count > 0 and left <= count:
-                return float(2 ** ((bucket + left / count) / _STEPS))
+                return math.exp2((bucket + left / count) / _STEPS)
             left -= count
-        return float(2 ** (_BUCKETS / _STEPS))
+        return math.exp2(_BUCKETS / _STEPS)
 
 
 class OutputLengths:
@@ -69,7 +69,7 @@ class OutputLengths:
         if output_tokens < 1:
             return
         bucket = min(int(math.log2(output_tokens) * _STEPS), _BUCKETS - 1)
-        for key in self._keys(prompt_tokens, max_tokens):
+        for key in _keys(prompt_tokens, max_tokens):
             histogram = self._histograms.get(key)
             if histogram is None:
                 histogram = self._histograms[key] = _Histogram()
@@ -78,16 +78,16 @@ class OutputLengths:
     def expect(self, prompt_tokens: int, max_tokens: int | None, quantile: float = 0.5) -> float:
         """Tokens that a share `quantile` of such answers don't exceed; at least 1, at most `max_tokens`."""
         most = float(max_tokens) if max_tokens else math.inf
-        for key in self._keys(prompt_tokens, max_tokens):
+        for key in _keys(prompt_tokens, max_tokens):
             histogram = self._histograms.get(key)
             if histogram is not None and histogram.total >= ENOUGH:
                 return min(max(1.0, histogram.quantile(quantile)), most)
         return min(prior(quantile), most)
 
-    @staticmethod
-    def _keys(prompt_tokens: int, max_tokens: int | None) -> tuple[tuple[int, int], ...]:
-        limit = power(max_tokens) if max_tokens else _LARGEST + 1
-        return (power(prompt_tokens), limit), (-1, limit), (-1, -1)
+
+def _keys(prompt_tokens: int, max_tokens: int | None) -> tuple[tuple[int, int], ...]:
+    limit = power(max_tokens) if max_tokens else _LARGEST + 1
+    return (power(prompt_tokens), limit), (-1, limit), (-1, -1)
 
 
 def power(tokens: int) -> int:

@@ -144,7 +144,7 @@ class Probe:
         leg = self.engine.call(
             request.route, self.engine.dialect.prefill_body(request), self._leg_id(), future
         )
-        reply = await self._whole(leg, where, limit, "serving.prefill_timeout_s")
+        reply = await self._whole(leg, future, where, limit, "serving.prefill_timeout_s")
         seconds = time.monotonic() - sent
         if reply.status != 200:
             raise MeasurementError(_of_status(reply, where))
@@ -201,16 +201,18 @@ class Probe:
         future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         leg = self.engine.get(path, future)
         reply = await self._whole(
-            leg, where, self._config.engine.connect_timeout_s * 2, "engine.connect_timeout_s, twice"
+            leg, future, where, self._config.engine.connect_timeout_s * 2, "engine.connect_timeout_s, twice"
         )
         if reply.status != 200:
             raise MeasurementError(f"{where} answered {reply.status}")
         return reply.body
 
-    async def _whole(self, leg: Leg, where: str, limit_s: float, setting: str) -> Reply:
+    async def _whole(
+        self, leg: Leg, future: asyncio.Future[Reply | None], where: str, limit_s: float, setting: str
+    ) -> Reply:
         try:
             async with asyncio.timeout(limit_s):
-                reply = await leg.future
+                reply = await future
         except TimeoutError:
             raise MeasurementError(f"{where} did not answer within {limit_s:g} s ({setting})") from None
         except ConnectionFailed as error:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
+from time import monotonic
 
 
 def _silent(now: float) -> None:
@@ -47,12 +47,12 @@ class Alarm:
 
     def _arm(self, when: float) -> None:
         self._armed_for = when
-        self._handle = self._loop.call_later(max(0.0, when - time.monotonic()), self._fire)
+        self._handle = self._loop.call_later(max(0.0, when - monotonic()), self._fire)
 
     def _fire(self) -> None:
         self._handle = None
         self._armed_for = math.inf
-        now = time.monotonic()
+        now = monotonic()
         if now < self._when:
             if self._when < math.inf:
                 self._arm(self._when)

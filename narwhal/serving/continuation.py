@@ -199,12 +199,8 @@ class Continuation:
             cached_tokens=self.cached_tokens,
         )
         return (
-            request._replace(
-                route=Route.COMPLETIONS,
-                body=Body(b"".join(request.body.edit(drop, put))),
-                max_tokens=left,
-                uses_max_completion_tokens=False,
-                prompt_token_count=len(prompt) + len(delivered),
+            request.as_completion(
+                Body(b"".join(request.body.edit(drop, put))), left, len(prompt) + len(delivered)
             ),
             join,
         )

@@ -8,21 +8,22 @@ waiting; so what was taken is given back in one place, on every path, exactly on
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import re
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from narwhal._fast.assemble import Assembler, AssemblyError
 from narwhal._fast.body import Body
 from narwhal._fast.relay import Relay
 from narwhal.accounting.record import Attempt, LengthSource
 from narwhal.accounting.token_accounting import of_dialect
-from narwhal.admission.door import Grant, SeatRequest
-from narwhal.config import Admission, Sizing
+from narwhal.admission.grant import Grant
+from narwhal.admission.line import SeatRequest
+from narwhal.config import Admission, Dialect, Sizing
 from narwhal.engines.dialects import HandoffError
 from narwhal.engines.engine import Engine
 from narwhal.engines.leg import Leg, LegLost, Reply
@@ -32,14 +33,17 @@ from narwhal.fleet.health import Evidence
 from narwhal.fleet.retries import pause
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Counter, Ending
-from narwhal.profiles.input_length import script_of
+from narwhal.profiles.input_length import Script, script_of
 from narwhal.request import CompletionRequest, Route, read
 from narwhal.serving import failures, replies
+from narwhal.serving.awaited import Awaited
 from narwhal.serving.continuation import Continuation
 from narwhal.serving.failures import AttemptFailed, LegFailure
 from narwhal.serving.handoff import Handoff
 
 if TYPE_CHECKING:
+    import asyncio
+
     from narwhal.serving.head import RequestHead
     from narwhal.serving.http import ClientConnection
     from narwhal.serving.join import Join
@@ -47,7 +51,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("narwhal.serving")
 
-T = TypeVar("T")
+# Members of enums by names of their own: to look one up in its class is slow.
+_PREFILL, _DECODE = Phase.PREFILL, Phase.DECODE
+_ACCOUNTING = {dialect: of_dialect(dialect) for dialect in Dialect}
+_SOURCES = {source.value: source for source in LengthSource}
+_TOKEN_IDS, _TOKENIZER, _ESTIMATE = LengthSource.TOKEN_IDS, LengthSource.TOKENIZER, LengthSource.ESTIMATE
+_PREDICTIVE, _EXACT, _CHAT = Admission.PREDICTIVE, Sizing.EXACT, Route.CHAT
 
 # How requests end of which nothing was answered.
 _TURNED_AWAY = (Counter.REJECTED, Counter.REFUSED, Counter.INVALID_REQUESTS)
@@ -72,7 +81,8 @@ class Exchange:
         self._held = False
         self._ended = False
         self._interruption: Ending | None = None
-        self._waiter: asyncio.Future[Any] | None = None
+        self._waiter: Awaited | None = None
+        self._way: Coroutine[Any, Any, None] | None = None
         self._leg: Leg | None = None
         self._relay: Relay | None = None
         self._assembler: Assembler | None = None
@@ -80,18 +90,22 @@ class Exchange:
         self._join: Join | None = None  # this attempt goes on with the answer of the one before
         self._input_tokens = 0  # of this attempt's prompt
         self._grants: list[Grant] = []
+        self._seat_request: SeatRequest | None = None  # the last one
+        self._waited_s = 0.0  # for that seat
         self._handoff: Handoff | None = None
         self._stage_deadline = math.inf
-        self._stage_ending: Ending | None = None
+        self._stage_ending: Callable[[], Ending] | None = None
         self._decoding = False
         self._paused = False
         self._was_paused = False  # during this decode leg
         self._expected_output = 0  # tokens
+        self._script: Script | None = None  # of its prompt, once looked at
         self._first_engine = -1  # of the attempt under way
-        self._drained: asyncio.Future[None] | None = None  # a whole answer waits for its client to read
+        self._drained: Awaited | None = None  # a whole answer waits for its client to read
         self._unread = 0
         self._next_comment = math.inf
         self._stage = "being read"
+        self._where = ""  # the leg under way, as messages name it
         self._route = route
         self.record = router.arrived(self, route)
         self.record.client_request_id = _sane_id(head.headers.get(b"x-request-id"))
@@ -108,9 +122,18 @@ class Exchange:
 
     def run(self, body: bytes) -> None:
         """The body has come."""
-        self.record.body_read = time.monotonic()
+        self.record.body_read = monotonic()
         self.record.request_bytes = len(body)
-        self._router.track(self._run(body))
+        self._way = self._run(body)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take the way as far as it goes without waiting."""
+        assert self._way is not None
+        try:
+            self._way.send(None)
+        except StopIteration:
+            self._way = None
 
     def refuse(self, ending: Ending) -> None:
         """The request ends before its body was read; the connection sends the reply."""
@@ -138,7 +161,7 @@ class Exchange:
         if self._leg is not None:
             self._leg.resume()
         if self._decoding:
-            self._watch_decode(time.monotonic())
+            self._watch_decode(monotonic())
 
     def overdue(self) -> Ending:
         """How the request ends when its deadline passes."""
@@ -168,10 +191,10 @@ class Exchange:
             self._check_reading(now)
             return
         if now >= self._stage_deadline and not (self._decoding and self._decode_goes_on(now)):
-            ending, self._stage_ending = self._stage_ending, None
+            late, self._stage_ending = self._stage_ending, None
             self._stage_deadline = math.inf
-            if ending is not None:
-                self._fail_stage(ending)
+            if late is not None:
+                self._fail_stage(late())
         if now >= self._next_comment:
             self._comment(now)
         self._set_alarm()
@@ -234,9 +257,9 @@ class Exchange:
         if not self._paused:
             return None
         self._stage = "being read by its client"
-        self._drained = self._loop.create_future()
+        self._drained = Awaited(self._loop, self._go_on)
         self._unread = self._connection.unsent()
-        self._connection.alarm.set(min(self.deadline, time.monotonic() + self._connection.patience_s))
+        self._connection.alarm.set(min(self.deadline, monotonic() + self._connection.patience_s))
         try:
             await self._wait(self._drained)
         except Ending as ending:
@@ -262,7 +285,7 @@ class Exchange:
         self._assembler = self._continuation = self._join = None
         if ending is not None:
             ending.__traceback__ = ending.__context__ = None
-        self._interruption = self._stage_ending = None
+        self._interruption = self._stage_ending = self._seat_request = self._drained = None
 
     async def _serve(self, raw: bytes) -> bytes | None:
         """Serve the request; returns the whole response if it was not streamed. Raises Ending."""
@@ -271,7 +294,10 @@ class Exchange:
         record.stream = request.stream
         record.slo_ttft_s = request.slo_ttft_s or record.slo_ttft_s
         record.slo_tpot_s = request.slo_tpot_s or record.slo_tpot_s
-        await self._size(request)
+        counted = None
+        if request.prompt_token_count is None and self._router.config.engine.sizing is _EXACT:
+            counted = await self._ask_for_length(request)
+        self._size(request, counted)
         self._input_tokens = record.input_tokens or 0
         self._expected_output = self._router.expect_output(self._input_tokens, request.max_tokens)
         if self._serving.continue_streams:
@@ -291,7 +317,7 @@ class Exchange:
                 recall=recall,
             )
             if self._serving.keepalive_s is not None:
-                self._next_comment = time.monotonic() + self._serving.keepalive_s
+                self._next_comment = monotonic() + self._serving.keepalive_s
         else:
             self._relay = Relay(self, limit=self._serving.max_response_bytes, recall=recall)
         self._set_alarm()
@@ -364,8 +390,8 @@ class Exchange:
         that may be dead, until that is known, for then others take over."""
         base_s = self._serving.retry_backoff_s
         pause_s = pause(len(self.record.attempts), base_s, self._router.random)
-        future: asyncio.Future[None] = self._loop.create_future()
-        timer = self._loop.call_later(pause_s, future.set_result, None)
+        future = Awaited(self._loop, self._go_on)
+        timer = self._loop.call_later(pause_s, _wake, future)
         self._stage = "waiting to be tried again"
         try:
             await self._wait(future)
@@ -377,12 +403,8 @@ class Exchange:
                 await self._known(looking)
 
     async def _known(self, looking: asyncio.Task[None]) -> None:
-        future: asyncio.Future[None] = self._loop.create_future()
-
-        def done(_: object = None) -> None:
-            if not future.done():
-                future.set_result(None)
-
+        future = Awaited(self._loop, self._go_on)
+        done = partial(_wake, future)
         timer = self._loop.call_later(_LOOK_S, done)
         looking.add_done_callback(done)
         try:
@@ -417,7 +439,7 @@ class Exchange:
         relay = self._relay
         assert relay is not None
         if self._assembler is not None:
-            return self._assembled(continuation.prompt_tokens or 0, None, self._decode_where)
+            return self._assembled(continuation.prompt_tokens or 0, None, self._where)
         relay.end_with(continuation.tail(relay.output_tokens()[0], usage_told=relay.usage_told))
         return None
 
@@ -432,19 +454,19 @@ class Exchange:
         except AssemblyError as error:
             raise Ending("assembly", f"{where}: {error}") from None
 
-    async def _size(self, request: CompletionRequest) -> None:
-        """Learn the input's length in tokens."""
+    def _size(self, request: CompletionRequest, counted: int | None) -> None:
+        """Note the input's length in tokens, which an engine may have `counted`."""
         record = self.record
-        tokens, source = request.prompt_token_count, LengthSource.TOKEN_IDS
-        if tokens is None and self._router.config.engine.sizing is Sizing.EXACT:
-            tokens, source = await self._ask_for_length(request), LengthSource.TOKENIZER
+        tokens, source = request.prompt_token_count, _TOKEN_IDS
         if tokens is None:
-            script = script_of(request.body.raw)
-            tokens = self._router.input_lengths.estimate(request.route, request.prompt_bytes, script)
-            source = LengthSource.ESTIMATE
+            tokens, source = counted, _TOKENIZER
+        if tokens is None:
+            self._script = script_of(request.body.raw)
+            tokens = self._router.input_lengths.estimate(request.route, request.prompt_bytes, self._script)
+            source = _ESTIMATE
         record.input_tokens = tokens
         record.input_tokens_from = source
-        record.sized = time.monotonic()
+        record.sized = monotonic()
 
     async def _ask_for_length(self, request: CompletionRequest) -> int | None:
         pieces = request.body.edit(frozenset({"stream", "stream_options"}), {})
@@ -457,21 +479,20 @@ class Exchange:
 
     async def _ask(
         self,
-        send: Callable[[Engine, asyncio.Future[Reply | None]], Leg],
+        send: Callable[[Engine, Awaited], Leg],
         avoid: frozenset[int] = frozenset(),
     ) -> Reply | None:
         """Ask some engine for something small; None if it does not answer soon."""
-        engine = self._router.any_engine(Phase.PREFILL, avoid)
+        engine = self._router.any_engine(_PREFILL, avoid)
         if engine is None:
             return None
-        future: asyncio.Future[Reply | None] = self._loop.create_future()
+        future = Awaited(self._loop, self._go_on)
         limit = min(self._serving.prefill_timeout_s, _SIZING_TIMEOUT_S)
         try:
             self._leg = send(engine, future)
-            self._enter(
-                "being sized", limit, Ending("engine_timeout", "the prompt could not be sized in time")
-            )
-            return await self._wait(future)
+            self._enter("being sized", limit, self._sizing_late)
+            reply: Reply | None = await self._wait(future)
+            return reply
         except (ConnectionFailed, LegLost, _StageExpired):
             return None
         finally:
@@ -481,12 +502,13 @@ class Exchange:
     async def _attempt(
         self, request: CompletionRequest, attempt: Attempt, avoid: frozenset[int]
     ) -> bytes | None:
-        grant, attempt.prefill_waited_s = await self._seat(Phase.PREFILL, avoid)
+        grant = self._ask_for_seat(_PREFILL, avoid) or await self._wait_for_seat(_PREFILL)
+        attempt.prefill_waited_s = self._waited_s
         attempt.prefill_offer = grant.offer
         self._first_engine = grant.engine
         engine = self._router.engines[grant.engine]
         if self._join is None:
-            self.record.seat = time.monotonic()
+            self.record.seat = monotonic()
         else:
             attempt.continues_at = self._continuation.recall.seam if self._continuation is not None else None
             if not engine.dialect.supplies_token_ids:
@@ -496,34 +518,35 @@ class Exchange:
             attempt.decode = engine.id
             return await self._decode(request, engine, grant, None)
         attempt.prefill = engine.id
+        reply = await self._await_leg(self._send_prefill(request, engine, grant), grant.engine, _PREFILL)
         handoff: Handoff | None
-        handoff = made = await self._prefill(request, engine, grant)
-        grant.release(Phase.PREFILL, time.monotonic())
+        handoff = made = self._take_prefill(request, engine, grant, reply)
+        grant.release(_PREFILL, monotonic())
         try:
-            grant, attempt.decode_waited_s = await self._decode_seat(made, avoid, grant.engine)
+            grant = await self._decode_seat(made, avoid, grant.engine)
         except AttemptFailed as failure:
             if failure.ending.name != "backend_unavailable":
                 raise
             # No engine decodes any more: those that prefill may have taken over by now.
             self._let_go_of_handoff()
-            grant, waited_s = await self._seat(Phase.PREFILL, avoid)
+            grant = self._ask_for_seat(_PREFILL, avoid) or await self._wait_for_seat(_PREFILL)
             engine = self._router.engines[grant.engine]
             if not grant.both or (self._join is not None and not engine.dialect.supplies_token_ids):
                 raise
-            attempt.decode_waited_s = waited_s
             handoff = None
+        attempt.decode_waited_s = self._waited_s
         attempt.decode_offer = grant.offer
         engine = self._router.engines[grant.engine]
         attempt.decode = engine.id
         return await self._decode(request, engine, grant, handoff)
 
-    async def _decode_seat(
-        self, handoff: Handoff, avoid: frozenset[int], producer: int
-    ) -> tuple[Grant, float]:
+    async def _decode_seat(self, handoff: Handoff, avoid: frozenset[int], producer: int) -> Grant:
         """A seat for a decode leg, while the handoff is good for it. Raises AttemptFailed, or Ending."""
         name = self._router.engines[producer].id
         try:
-            seat = await self._seat(Phase.DECODE, avoid, handoff.expires - time.monotonic(), producer)
+            grant = self._ask_for_seat(_DECODE, avoid, producer) or await self._wait_for_seat(
+                _DECODE, handoff.expires - monotonic()
+            )
         except _StageExpired:
             limit = self._serving.handoff_timeout_s
             message = (
@@ -538,100 +561,97 @@ class Exchange:
         if handoff.lost:
             message = f"engine {name} was lost while it held the handoff"
             raise AttemptFailed(Ending("handoff_failed", message))
-        return seat
+        return grant
 
-    async def _seat(
-        self, phase: Phase, avoid: frozenset[int], good_for_s: float = math.inf, producer: int = -1
-    ) -> tuple[Grant, float]:
-        """A seat, and the seconds it was waited for.
+    def _ask_for_seat(self, phase: Phase, avoid: frozenset[int], producer: int = -1) -> Grant | None:
+        """A seat, if there is one now; else `_wait_for_seat` is to follow. Raises Ending.
 
         It is away from the engines that failed this request, if there are others. `producer` is the engine
-        that has the prompt's KV cache. Raises _StageExpired after `good_for_s`, if that is less than any
-        request may wait, and Ending.
+        that has the prompt's KV cache.
         """
-        door = self._router.door
+        record = self.record
         if avoid and not self._router.eligible(phase, avoid):
             avoid = frozenset()
-        future: asyncio.Future[Grant] = self._loop.create_future()
-
-        def granted(grant: Grant) -> None:
-            self._grants.append(grant)
-            if not future.done():
-                future.set_result(grant)
-
-        def ended(ending: Ending) -> None:
-            if not future.done():
-                future.set_exception(ending)
-
-        record = self.record
         again = len(record.attempts) > 1 or record.prefill is not None
-        newcomer = phase is Phase.PREFILL and not again
-        request = SeatRequest(
+        newcomer = phase is _PREFILL and not again
+        request = self._seat_request = SeatRequest(
             phase,
             record.arrived,
             avoid,
-            granted,
-            ended,
-            tokens=self._input_tokens,
-            output_tokens=self._expected_output,
-            target=record.arrived + record.slo_ttft_s * (1 + self._serving.admission_margin),
-            tpot_s=record.slo_tpot_s,
-            refusable=newcomer and self._serving.admission is Admission.PREDICTIVE,
-            producer=producer,
-            again=again,
+            self._granted,
+            self._seat_denied,
+            self._input_tokens,
+            self._expected_output,
+            record.arrived + record.slo_ttft_s * (1 + self._serving.admission_margin),
+            record.slo_tpot_s,
+            newcomer and self._serving.admission is _PREDICTIVE,
+            producer,
+            again,
         )
-        grant = door.ask(request, time.monotonic())
+        self._waited_s = 0.0
+        grant = self._router.door.ask(request, monotonic())
         if newcomer:
             record.projected_ttft_s = request.projected_ttft_s
         if grant is not None:
             self._grants.append(grant)
-            return grant, 0.0
-        limit = self._serving.queue_timeout_s
-        began = time.monotonic()
-        name = "queue_expired" if limit <= good_for_s else "handoff_failed"
-        self._enter(
-            f"waiting for a {phase.name.lower()} seat",
-            min(limit, good_for_s),
-            Ending(
-                name, f"no {phase.name.lower()} seat came free within {limit:g} s (serving.queue_timeout_s)"
-            ),
-        )
-        try:
-            grant = await self._wait(future)
-        finally:
-            door.leave(request, time.monotonic())
-            self._leave()
-        return grant, time.monotonic() - began
+        return grant
 
-    async def _prefill(self, request: CompletionRequest, engine: Engine, grant: Grant) -> Handoff:
-        """The prefill leg."""
-        index = grant.engine
-        where = f"engine {engine.id} (prefill leg)"
-        limit = self._serving.prefill_timeout_s
-        future = self._loop.create_future()
-        self._router.accounts.engines.leg_started(index, Phase.PREFILL)
-        self._leg = engine.call(
-            request.route, engine.dialect.prefill_body(request), self._leg_id("p"), future
-        )
-        timeout = Ending(
-            "engine_timeout", f"{where} did not answer within {limit:g} s (serving.prefill_timeout_s)"
-        )
-        self._enter("in its prefill leg", limit, timeout)
-        reply = await self._await_leg(future, where, index, Phase.PREFILL)
+    async def _wait_for_seat(self, phase: Phase, good_for_s: float = math.inf) -> Grant:
+        """The seat that was asked for.
+
+        Raises _StageExpired after `good_for_s`, if that is less than any request may wait, and Ending.
+        """
+        began = monotonic()
+        limit_s = min(self._serving.queue_timeout_s, good_for_s)
+        late = partial(self._seat_late, phase, good_for_s)
+        self._enter(f"waiting for a {phase.name.lower()} seat", limit_s, late)
+        try:
+            grant: Grant = await self._wait(Awaited(self._loop, self._go_on))
+        finally:
+            assert self._seat_request is not None
+            self._router.door.leave(self._seat_request, monotonic())
+            self._leave()
+        self._waited_s = monotonic() - began
+        return grant
+
+    def _granted(self, grant: Grant) -> None:
+        self._grants.append(grant)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(grant)
+
+    def _seat_denied(self, ending: Ending) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(ending)
+
+    def _send_prefill(self, request: CompletionRequest, engine: Engine, grant: Grant) -> Awaited:
+        """Send the prefill leg; what is returned gets its reply."""
+        self._where = engine.prefill_leg
+        future = Awaited(self._loop, self._go_on, True)
+        self._router.accounts.engines.leg_started(grant.engine, _PREFILL)
+        body = engine.dialect.prefill_body(request)
+        self._leg = engine.call(request.route, body, self._leg_id("p"), future)
+        self._enter("in its prefill leg", self._serving.prefill_timeout_s, self._prefill_late)
+        return future
+
+    def _take_prefill(
+        self, request: CompletionRequest, engine: Engine, grant: Grant, reply: Reply | None
+    ) -> Handoff:
+        """What came of the prefill leg. Raises LegFailure, or Ending."""
+        index, where = grant.engine, self._where
         assert reply is not None
         if reply.status != 200:
-            raise failures.of_reply(reply, where, index, Phase.PREFILL)
+            raise failures.of_reply(reply, where, index, _PREFILL)
         try:
             body = Body(reply.body)
             handoff = engine.dialect.read_handoff(body)
         except HandoffError as error:
             ending = Ending("handoff_failed", f"{where}: {error}")
-            raise LegFailure(ending, index, Phase.PREFILL, Evidence.HANDOFF) from None
+            raise LegFailure(ending, index, _PREFILL, Evidence.HANDOFF) from None
         except (ValueError, TypeError) as error:
             ending = Ending("broken_stream", f"{where}: its reply is no JSON object: {error}")
-            raise LegFailure(ending, index, Phase.PREFILL, Evidence.STREAM) from None
+            raise LegFailure(ending, index, _PREFILL, Evidence.STREAM) from None
         self._router.leg_succeeded(index)
-        now = time.monotonic()
+        now = monotonic()
         usage = read_usage(body)
         if self._join is None:
             self.record.prefill = now
@@ -644,16 +664,25 @@ class Exchange:
         return self._handoff
 
     async def _decode(
-        self,
-        request: CompletionRequest,
-        engine: Engine,
-        grant: Grant,
-        handoff: Handoff | None,
+        self, request: CompletionRequest, engine: Engine, grant: Grant, handoff: Handoff | None
     ) -> bytes | None:
         """The decode leg, or the one leg on an engine that does all."""
+        future = self._send_decode(request, engine, grant, handoff)
         relay = self._relay
         assert relay is not None
-        dialect = engine.dialect
+        try:
+            reply = await self._await_leg(future, grant.engine, _DECODE)
+        finally:
+            self._decoding = False
+            self._take_counts(relay, grant.engine)
+        return self._take_decode(request, grant, reply, None if handoff is None else handoff.cached_tokens)
+
+    def _send_decode(
+        self, request: CompletionRequest, engine: Engine, grant: Grant, handoff: Handoff | None
+    ) -> Awaited:
+        """Send the decode leg; what is returned is told when its stream has ended, or gets a reply."""
+        relay, dialect = self._relay, engine.dialect
+        assert relay is not None
         params, cached = (handoff.params, handoff.cached_tokens) if handoff is not None else (None, None)
         if self._join is not None:
             cached = None  # what is true of the whole answer is in its usage already
@@ -662,47 +691,49 @@ class Exchange:
                 self._continuation.cached_tokens = cached
             if not request.stream:
                 self._assembler = Assembler(
-                    request.route is Route.CHAT,
+                    request.route is _CHAT,
                     request.return_token_ids,
                     self._serving.max_response_bytes,
                     dialect.name,
                 )
         relay.begin(dialect.supplies_token_ids, self._assembler, cached, self._join)
-        where = f"engine {engine.id} ({'decode leg' if handoff is not None else 'whole request'})"
-        limit = self._serving.first_token_timeout_s
-        future = self._loop.create_future()
-        self._router.accounts.engines.leg_started(grant.engine, Phase.DECODE)
-        self._decode_where = where
-        self.record.token_accounting = of_dialect(engine.config.dialect)
+        self._where = engine.decode_leg if handoff is not None else engine.whole_request
+        future = Awaited(self._loop, self._go_on, True)
+        self._router.accounts.engines.leg_started(grant.engine, _DECODE)
+        self.record.token_accounting = _ACCOUNTING[engine.config.dialect]
         if self._join is None:
-            self.record.handoff = time.monotonic()
-        self._leg = engine.call(
-            request.route, dialect.decode_body(request, params), self._leg_id("d"), future, relay
-        )
+            self.record.handoff = monotonic()
+        body = dialect.decode_body(request, params)
+        self._leg = engine.call(request.route, body, self._leg_id("d"), future, relay)
         self._was_paused = self._paused
         if self._paused:
             self._leg.pause()
-        timeout = Ending(
-            "engine_timeout", f"{where} sent no output within {limit:g} s (serving.first_token_timeout_s)"
-        )
-        self._enter("in its decode leg", limit, timeout)
+        self._enter("in its decode leg", self._serving.first_token_timeout_s, self._first_token_late)
         self._decoding = True
-        try:
-            reply = await self._await_leg(future, where, grant.engine, Phase.DECODE)
-        finally:
-            self._decoding = False
-            self._take_counts(relay, grant.engine)
+        return future
+
+    def _take_decode(
+        self, request: CompletionRequest, grant: Grant, reply: Reply | None, cached: int | None
+    ) -> bytes | None:
+        """What came of the decode leg: the whole response, if it was not streamed.
+
+        Raises AttemptFailed, or Ending.
+        """
+        relay, engine = self._relay, grant.engine
+        assert relay is not None
         if reply is not None:
-            raise failures.of_reply(reply, where, grant.engine, Phase.DECODE)
+            raise failures.of_reply(reply, self._where, engine, _DECODE)
         if relay.failure is not None:
-            raise self._stream_failure(relay, where, grant.engine)
-        self._router.leg_succeeded(grant.engine)
+            raise self._stream_failure(relay, self._where, engine)
+        self._router.leg_succeeded(engine)
         if grant.both and relay.prompt_tokens > 0:
             self._learn_length(request, relay.prompt_tokens)
         self._learn_output(request, relay, grant)
         if self._assembler is None:
             return None
-        return self._assembled(self.record.input_tokens or 0, cached, where)
+        return self._assembled(
+            self.record.input_tokens or 0, cached if self._join is None else None, self._where
+        )
 
     def _stream_failure(self, relay: Relay, where: str, engine: int) -> Exception:
         name = relay.failure or "broken_stream"
@@ -715,11 +746,10 @@ class Exchange:
             return AttemptFailed(ending)  # which does not speak against the engine
         return failures.of_stream(ending, engine)
 
-    async def _await_leg(
-        self, future: asyncio.Future[Reply | None], where: str, engine: int, phase: Phase
-    ) -> Reply | None:
+    async def _await_leg(self, future: Awaited, engine: int, phase: Phase) -> Reply | None:
+        where = self._where
         try:
-            reply = await self._wait(future)
+            reply: Reply | None = await self._wait(future)
             self._leg = None  # its connection is the pool's again
             return reply
         except ConnectionFailed as error:
@@ -732,7 +762,7 @@ class Exchange:
         finally:
             self._leave()
 
-    async def _wait(self, future: asyncio.Future[T]) -> T:
+    async def _wait(self, future: Awaited) -> Any:
         if self._interruption is not None:
             raise self._interruption
         self._waiter = future
@@ -753,7 +783,7 @@ class Exchange:
         record.last_token = relay.last_at or record.last_token
         tokens, source = relay.output_tokens()
         record.output_tokens = tokens
-        record.output_tokens_from = LengthSource(source)
+        record.output_tokens_from = _SOURCES[source]
         reported = relay.completion_tokens
         record.usage_completion_tokens = reported if reported >= 0 else None
         self._router.counted(engine, relay)
@@ -761,7 +791,7 @@ class Exchange:
     def _learn_length(self, request: CompletionRequest, prompt_tokens: int) -> None:
         self.record.prompt_tokens = prompt_tokens
         if request.prompt_token_count is None:
-            script = script_of(request.body.raw)
+            script = self._script or script_of(request.body.raw)
             self._router.input_lengths.learn(request.route, request.prompt_bytes, prompt_tokens, script)
 
     def _learn_output(self, request: CompletionRequest, relay: Relay, grant: Grant) -> None:
@@ -779,12 +809,12 @@ class Exchange:
     def on_output(self) -> None:
         """The first output came."""
         self._let_go_of_handoff()
-        now, record = time.monotonic(), self.record
+        now, record = monotonic(), self.record
         for grant in self._grants:
             grant.first_token(now)
-            if grant.both and Phase.PREFILL in grant.held:
+            if grant.both and _PREFILL in grant.held:
                 grant.prefilled(self._input_tokens, now)
-                grant.release(Phase.PREFILL, now)
+                grant.release(_PREFILL, now)
         if record.projected_ttft_s and len(record.attempts) == 1:
             self._router.accounts.engines.projected(
                 self._first_engine, (now - record.arrived) / record.projected_ttft_s
@@ -801,10 +831,11 @@ class Exchange:
 
     # ---- time
 
-    def _enter(self, stage: str, limit_s: float, ending: Ending) -> None:
+    def _enter(self, stage: str, limit_s: float, late: Callable[[], Ending]) -> None:
+        # Hardly any stage comes too late, so the words for it are found when one does.
         self._stage = stage
-        self._stage_deadline = time.monotonic() + limit_s
-        self._stage_ending = ending
+        self._stage_deadline = monotonic() + limit_s
+        self._stage_ending = late
         self._set_alarm()
 
     def _leave(self) -> None:
@@ -816,14 +847,34 @@ class Exchange:
 
     def _watch_decode(self, now: float) -> None:
         # Between events the limit is another one, counted from the last output.
-        limit = self._serving.stream_idle_timeout_s
         self._stage = "being streamed"
-        self._stage_deadline = now + limit
-        self._stage_ending = Ending(
-            "engine_timeout",
-            f"{self._decode_where} sent nothing for {limit:g} s (serving.stream_idle_timeout_s)",
-        )
+        self._stage_deadline = now + self._serving.stream_idle_timeout_s
+        self._stage_ending = self._output_late
         self._set_alarm()
+
+    def _sizing_late(self) -> Ending:
+        return Ending("engine_timeout", "the prompt could not be sized in time")
+
+    def _seat_late(self, phase: Phase, good_for_s: float) -> Ending:
+        limit = self._serving.queue_timeout_s
+        name = "queue_expired" if limit <= good_for_s else "handoff_failed"
+        seat = f"{phase.name.lower()} seat"
+        return Ending(name, f"no {seat} came free within {limit:g} s (serving.queue_timeout_s)")
+
+    def _prefill_late(self) -> Ending:
+        limit = self._serving.prefill_timeout_s
+        text = f"{self._where} did not answer within {limit:g} s (serving.prefill_timeout_s)"
+        return Ending("engine_timeout", text)
+
+    def _first_token_late(self) -> Ending:
+        limit = self._serving.first_token_timeout_s
+        text = f"{self._where} sent no output within {limit:g} s (serving.first_token_timeout_s)"
+        return Ending("engine_timeout", text)
+
+    def _output_late(self) -> Ending:
+        limit = self._serving.stream_idle_timeout_s
+        text = f"{self._where} sent nothing for {limit:g} s (serving.stream_idle_timeout_s)"
+        return Ending("engine_timeout", text)
 
     def _decode_goes_on(self, now: float) -> bool:
         # No timer moves with each event: when one fires, see how long ago the last event really was.
@@ -867,7 +918,7 @@ class Exchange:
         self._let_go_of_handoff()
         grants, self._grants = self._grants, []
         for grant in grants:
-            grant.release_all(time.monotonic())
+            grant.release_all(monotonic())
 
     def _status(self, ending: Ending | None) -> int | None:
         # The status that the client has been sent, or is about to be.
@@ -897,6 +948,11 @@ class Exchange:
         elif ending is not None:
             status, body, headers = replies.error(ending, self.reply_headers())
             connection.reply(status, body, headers=headers)
+
+
+def _wake(awaited: Awaited, _: object = None) -> None:
+    if not awaited.done():
+        awaited.set_result(None)
 
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")

@@ -1,30 +1,39 @@
-"""A request's head: checked first, then read.
+"""A request's head, as the router goes by it.
 
-Where a request ends, and so where the next begins, must not be a matter of opinion: heads are checked byte by
-byte for what smuggles requests (heads.check_request_head) before httptools reads them.
+Where a request ends, and so where the next begins, must not be a matter of opinion: heads.read_request_head
+refuses whatever parsers could read in two ways.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import httptools
 
-from narwhal._fast.heads import check_request_head
+from narwhal._fast.heads import read_request_head
 from narwhal.outcomes import Ending
 
 
-@dataclass(slots=True)
 class RequestHead:
     """A request's head."""
 
-    method: str
-    path: str
-    headers: dict[bytes, bytes]  # lower-case names; the last of equal ones
-    http11: bool
-    keep_alive: bool
-    content_length: int  # -1: none given
-    chunked: bool
+    __slots__ = ("chunked", "content_length", "headers", "http11", "keep_alive", "method", "path")
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        headers: dict[bytes, bytes],
+        http11: bool,
+        keep_alive: bool,
+        content_length: int,
+        chunked: bool,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers  # lower-case names; the last of equal ones
+        self.http11 = http11
+        self.keep_alive = keep_alive
+        self.content_length = content_length  # -1: none given
+        self.chunked = chunked
 
     @property
     def has_body(self) -> bool:
@@ -37,54 +46,20 @@ class RequestHead:
         return self.http11 and self.headers.get(b"expect", b"").lower() == b"100-continue"
 
 
-class _HeadReader:
-    """httptools' callbacks for one head."""
-
-    __slots__ = ("headers", "url")
-
-    def __init__(self) -> None:
-        self.url = b""
-        self.headers: dict[bytes, bytes] = {}
-
-    def on_url(self, url: bytes) -> None:
-        self.url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"connection" and name in self.headers:
-            value = self.headers[name] + b"," + value
-        self.headers[name] = value
+# Those of RFC 9110 and RFC 5789: each path says which of them it answers.
+_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 
 
 def read_head(raw: bytes) -> RequestHead:
     """Read a whole head, its empty line included. Raises Ending with what is wrong."""
     try:
-        length, chunked = check_request_head(raw)
+        method, target, headers, http11, close, length, chunked = read_request_head(raw)
     except ValueError as error:
         raise malformed(str(error)) from None
-    reader = _HeadReader()
-    parser = httptools.HttpRequestParser(reader)
-    try:
-        parser.feed_data(raw)
-    except httptools.HttpParserUpgrade:
-        pass  # an upgrade that is offered need not be taken (RFC 9110, section 7.8)
-    except httptools.HttpParserInvalidMethodError:
-        method = raw.split(b" ", 1)[0][:32].decode("latin-1")
-        message = f"no path here answers the method {method}"
+    if method not in _METHODS:
+        message = f"no path here answers the method {method[:32]}"
         raise Ending("malformed_http", message, status=501, code="method_unknown") from None
-    except httptools.HttpParserError as error:
-        raise malformed(str(error) or "not HTTP") from None
-    http11 = parser.get_http_version() == "1.1"
-    options = reader.headers.get(b"connection", b"").lower().split(b",")
-    return RequestHead(
-        method=parser.get_method().decode("ascii"),
-        path=_path(reader.url),
-        headers=reader.headers,
-        http11=http11,
-        keep_alive=http11 and b"close" not in [option.strip() for option in options],
-        content_length=length,
-        chunked=chunked,
-    )
+    return RequestHead(method, _path(target), headers, http11, http11 and not close, length, chunked)
 
 
 def _path(target: bytes) -> str:

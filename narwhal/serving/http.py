@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from enum import Enum
+from time import monotonic
 from typing import Protocol, cast
 
 from narwhal._fast.chunked import ChunkedDecoder
+from narwhal._fast.inbox import Inbox
 from narwhal._fast.outlet import Outlet
 from narwhal._fast.reactor import Transport
 from narwhal.config import ServingConfig
@@ -34,6 +35,7 @@ PIPELINE_BURST = 16  # buffered requests that are begun in one turn of the loop
 READ_OVER_LIMIT = 262144  # a rest of a body that is read over to keep the connection
 LINGER_S = 30.0  # how long what a client still sends to a closing connection is read over
 LINGER_IDLE_S = 5.0  # how long a closing connection's client may neither send nor read
+GATHERED_LIMIT = 1 << 24  # bytes of a body for which memory is taken before it has come
 SMALL_PIECE = 4096  # bytes; what of a body comes in smaller pieces is put together
 _EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -98,7 +100,10 @@ class _State(Enum):
     CLOSED = "closed"
 
 
-class ClientConnection(asyncio.Protocol):
+_HEAD, _BODY, _SERVING, _READING_OVER, _LINGERING, _CLOSED = _State  # a look-up in the class is slow
+
+
+class ClientConnection(Inbox):
     """One client's connection."""
 
     __slots__ = (
@@ -111,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._server = server
         self._loop = loop
         self._transport: Transport | None = None
-        self._state = _State.HEAD
+        self._state = _HEAD
         self._buffer = b""  # what has come and is not read yet: part of a head, or later requests
         self._head_begun = False
         self._body: list[bytes | bytearray] = []
@@ -149,15 +154,15 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         state = self._state
-        if state is _State.BODY:
+        if state is _BODY:
             self._read_body(data)
-        elif state is _State.READING_OVER:
+        elif state is _READING_OVER:
             self._read_over(data)
-        elif state is _State.LINGERING:
-            self.alarm.set(min(time.monotonic() + LINGER_IDLE_S, self._linger_until))
-        elif state is not _State.CLOSED:
+        elif state is _LINGERING:
+            self.alarm.set(min(monotonic() + LINGER_IDLE_S, self._linger_until))
+        elif state is not _CLOSED:
             self._buffer = self._buffer + data if self._buffer else data
-            if state is _State.HEAD and not self._pump_due:
+            if state is _HEAD and not self._pump_due:
                 self._pump()
             else:
                 self._regulate_reading()
@@ -197,12 +202,12 @@ class ClientConnection(asyncio.Protocol):
     @property
     def gone(self) -> bool:
         """Whether nothing can be sent any more."""
-        return self._state is _State.CLOSED
+        return self._state is _CLOSED
 
     @property
     def idle(self) -> bool:
         """Whether no request is under way, not even half a head."""
-        return self._state is _State.HEAD and not self._buffer
+        return self._state is _HEAD and not self._buffer
 
     def reply(
         self,
@@ -212,7 +217,7 @@ class ClientConnection(asyncio.Protocol):
         headers: list[replies.Header] | None = None,
     ) -> None:
         """Send a whole reply and finish the request."""
-        if self._state is not _State.CLOSED:
+        if self._state is not _CLOSED:
             self._send(status, body, content_type, headers or [])
             self.finish()
 
@@ -224,13 +229,13 @@ class ClientConnection(asyncio.Protocol):
         """The reply is sent: go on with the next request, or close."""
         self.handler = None
         transport = self._transport
-        if self._state is _State.CLOSED or transport is None or transport.is_closing():
+        if self._state is _CLOSED or transport is None or transport.is_closing():
             return
         if not self.keep_alive:
             self._linger()
             return
         self.head = None
-        self._state = _State.HEAD
+        self._state = _HEAD
         self._unread = 0
         self._set_alarm_in(self._server.serving.idle_timeout_s)
         self._pump()
@@ -255,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
     def close(self) -> None:
         """Close once what was written is sent, for as long as the client reads it."""
         transport = self._transport
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self.outlet.close()
         if transport is not None and transport.get_write_buffer_size():
             self._unread = self.unsent()
@@ -266,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close now."""
         self.alarm.close()
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self.outlet.detach()
         if self._transport is not None:
             self._transport.abort()
@@ -280,7 +285,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._pumping = True
         begun = 0
-        while self._state is _State.HEAD and self._buffer and not self._writing_paused:
+        while self._state is _HEAD and self._buffer and not self._writing_paused:
             if begun == PIPELINE_BURST:
                 if not self._pump_due:
                     self._pump_due = True
@@ -299,7 +304,7 @@ class ClientConnection(asyncio.Protocol):
     def _look(self) -> None:
         # Nobody hears of a client's leaving while nothing is read, so the system is asked.
         transport = self._transport
-        if not self._reading_paused or transport is None or self._state is _State.CLOSED:
+        if not self._reading_paused or transport is None or self._state is _CLOSED:
             return
         if transport.is_established():
             self._loop.call_later(LOOK_S, self._look)
@@ -375,17 +380,42 @@ class ClientConnection(asyncio.Protocol):
         if not head.has_body:
             self._serve(b"")
             return
-        self._state = _State.BODY
-        if head.expects_continue and not self._buffer:
-            self.outlet.write_bytes(CONTINUE)
         data, self._buffer = self._buffer, b""
+        length = head.content_length
+        if 0 < length <= len(data):
+            self._body_is_read()
+            self._buffer = data[length:]
+            self._serve(data[:length])
+            return
+        self._state = _BODY
+        if head.expects_continue and not data:
+            self.outlet.write_bytes(CONTINUE)
+        if 0 < length <= GATHERED_LIMIT:
+            self.gather(length)
         self._watch_body()
         if data:
             self._read_body(data)
 
+    def _body_is_read(self) -> None:
+        self._body_done = True
+        self._body_size += self._left
+        self._left = 0
+
+    def body_grows(self) -> None:
+        """The inbox's call: a part of the body came."""
+        self._left -= self.gathered - self._body_size
+        self._body_size = self.gathered
+        self._watch_body()
+
+    def body_is_whole(self, rest: bytes) -> None:
+        """The inbox's call: the body has come, and `rest` behind it."""
+        self._body_is_read()
+        self._buffer = rest
+        self._serve(self.stop_gathering())
+
     def _watch_body(self) -> None:
         assert self.handler is not None
-        self.alarm.set(min(time.monotonic() + self._server.serving.body_timeout_s, self.handler.deadline))
+        self.alarm.set(min(monotonic() + self._server.serving.body_timeout_s, self.handler.deadline))
 
     def _read_body(self, data: bytes) -> None:
         handler = self.handler
@@ -401,15 +431,14 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(_too_large(handler, None))
         elif done:
             pieces, self._body = self._body, []
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self._serve(bytes(body))
+            self._serve(self.stop_gathering() if self.gathering() else b"".join(pieces))
         else:
             self._watch_body()
 
     def _serve(self, body: bytes) -> None:
         assert self.handler is not None
         self._decoder = None
-        self._state = _State.SERVING
+        self._state = _SERVING
         self.alarm.set(self.handler.deadline)
         self.handler.run(body)
 
@@ -423,6 +452,13 @@ class ClientConnection(asyncio.Protocol):
             self._body_done = self._decoder.done
             if self._body_done:
                 self._buffer = self._decoder.unused
+        elif self.gathering():
+            used = self.fill(data)
+            self._left -= used
+            self._body_size += used
+            self._body_done = self._left == 0
+            self._buffer = data[used:]
+            return self._body_done
         else:
             payload = data if len(data) <= self._left else data[: self._left]
             self._left -= len(payload)
@@ -430,7 +466,7 @@ class ClientConnection(asyncio.Protocol):
             if len(payload) < len(data):
                 self._buffer = data[len(payload) :]
         self._body_size += len(payload)
-        if payload and self._state is _State.BODY:
+        if payload and self._state is _BODY:
             self._keep(payload)
         return self._body_done
 
@@ -468,7 +504,8 @@ class ClientConnection(asyncio.Protocol):
         assert head is not None
         self.handler = None
         self._body = []
-        self._state = _State.READING_OVER
+        self.stop_gathering()
+        self._state = _READING_OVER
         handler.refuse(ending)
         # What has come already is passed over first: the body's end may be among it.
         data, self._buffer = self._buffer, b""
@@ -504,31 +541,32 @@ class ClientConnection(asyncio.Protocol):
         # which may take the reply away from the client (RFC 9112, section 9.6).
         self._buffer = b""
         self._body = []
-        self._state = _State.LINGERING
+        self.stop_gathering()
+        self._state = _LINGERING
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         self._regulate_reading()
         self._unread = self.unsent()
         transport.write_eof()
-        self._linger_until = time.monotonic() + LINGER_S
+        self._linger_until = monotonic() + LINGER_S
         self._set_alarm_in(LINGER_IDLE_S)
 
     # ---- time
 
     def _set_alarm_in(self, seconds: float) -> None:
-        self.alarm.set(time.monotonic() + seconds)
+        self.alarm.set(monotonic() + seconds)
 
     def _ring(self, now: float) -> None:
         state, handler = self._state, self.handler
         serving = self._server.serving
-        if state is _State.SERVING:
+        if state is _SERVING:
             if handler is not None:
                 handler.on_alarm(now)
-        elif state is _State.BODY:
+        elif state is _BODY:
             assert handler is not None
             self.refuse(handler.overdue() if now >= handler.deadline else self._body_timeout())
-        elif state is _State.HEAD and self._head_begun:
+        elif state is _HEAD and self._head_begun:
             message = (
                 f"the request's head was not complete {serving.head_timeout_s:g} s after its first byte "
                 "(serving.head_timeout_s)"
@@ -538,9 +576,9 @@ class ClientConnection(asyncio.Protocol):
             before, self._unread = self._unread, self.unsent()
             if self._unread and (not before or self._unread < before):
                 self._set_alarm_in(LINGER_IDLE_S)  # it reads, if slowly
-            elif self._unread or state is _State.LINGERING:
+            elif self._unread or state is _LINGERING:
                 self.abort()
-            elif state is not _State.CLOSED:
+            elif state is not _CLOSED:
                 self.close()
 
     def _body_timeout(self) -> Ending:
@@ -561,9 +599,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _left_by_client(self) -> None:
         self.alarm.close()
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         self._buffer = b""
         self._body = []
+        self.stop_gathering()
         handler, self.handler = self.handler, None
         if handler is not None:
             handler.client_left()

@@ -54,12 +54,21 @@ def head(
     return "".join(lines).encode("latin-1")
 
 
+# By framing and closing: the second that the Date is of, and the head up to the request's ID.
+_stream_heads: dict[tuple[bool, bool], tuple[int, bytes]] = {}
+
+
 def stream_head(request_id: str, *, framed: bool, close: bool) -> bytes:
     """The head of an event stream. `framed`: its body is chunked; else it ends with the connection."""
-    headers = [("cache-control", "no-cache"), ("x-request-id", request_id)]
-    if framed:
-        headers.append(("transfer-encoding", "chunked"))
-    return head(200, EVENT_STREAM, None, headers, close or not framed)
+    second = int(time.time())
+    made = _stream_heads.get((framed, close))
+    if made is None or made[0] != second:
+        headers = [("cache-control", "no-cache")]
+        if framed:
+            headers.append(("transfer-encoding", "chunked"))
+        whole = head(200, EVENT_STREAM, None, headers, close or not framed)
+        made = _stream_heads[framed, close] = second, whole[:-2] + b"x-request-id: "
+    return b"%b%b\r\n\r\n" % (made[1], request_id.encode())
 
 
 def error(ending: Ending, headers: Iterable[Header]) -> tuple[int, bytes, list[Header]]:

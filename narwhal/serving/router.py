@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from narwhal._fast.relay import Relay
 from narwhal.accounting.accounts import Accounts
@@ -44,10 +45,12 @@ from narwhal.profiles.output_lengths import OutputLengths
 from narwhal.profiles.store import ProfileError
 from narwhal.request import Route
 from narwhal.serving.drains import Drain, DrainFile, Drains
-from narwhal.serving.exchange import Exchange
 from narwhal.serving.failures import LegFailure
 from narwhal.serving.reload import Changes, compare
 from narwhal.serving.repeats import Repeats
+
+if TYPE_CHECKING:
+    from narwhal.serving.exchange import Exchange
 
 log = logging.getLogger("narwhal.serving")
 
@@ -70,7 +73,7 @@ class Router:
         self.models, remarks = load_models(self.table.ids, config.model, Path(path) if path else None)
         for remark in remarks:
             log.warning("%s", remark)
-        self.work = Work(self.table, self.models, time.monotonic())
+        self.work = Work(self.table, self.models, monotonic())
         self.placement = Placement(self.table, self.models)
         self.door = Door(
             self.table,
@@ -82,7 +85,7 @@ class Router:
         )
         self.engines = engines_of(config)
         self.lifecycle = Lifecycle(
-            self.table, config.recovery, time.monotonic(), self._engine_changed, lambda: self.door.held
+            self.table, config.recovery, monotonic(), self._engine_changed, lambda: self.door.held
         )
         self.monitor = Monitor(
             config.recovery,
@@ -153,8 +156,7 @@ class Router:
         while self.exchanges or self._tasks:
             if self._tasks:
                 await asyncio.wait(self._tasks)
-            if self.exchanges and not self._tasks:
-                # What is left are requests whose bodies are being read.
+            else:
                 self._changed.clear()
                 await self._changed.wait()
 
@@ -170,16 +172,15 @@ class Router:
         return f"{self._id_prefix}{next(self._ids):x}"
 
     def track(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a request's coroutine and keep it alive."""
+        """Run a coroutine for a request and keep it alive."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
-        self._changed.set()
         task.add_done_callback(self._tasks.discard)
 
     def arrived(self, exchange: Exchange, route: Route) -> Record:
         """A request came to a completion route."""
         self.exchanges.add(exchange)
-        return self.accounts.arrive(self._new_id(), route, now=time.monotonic(), received_at=time.time())
+        return self.accounts.arrive(self._new_id(), route, now=monotonic(), received_at=time.time())
 
     def ended(self, exchange: Exchange, ending: Ending | None, status: int | None) -> None:
         """A request has ended; without an ending it was served. `status` is what its client was sent."""
@@ -190,7 +191,7 @@ class Router:
         self.accounts.settle(
             exchange.record,
             ending.name if ending else "served",
-            now=time.monotonic(),
+            now=monotonic(),
             status=status,
             error=ending.for_the_log if ending else None,
             details=ending.details if ending else None,
@@ -205,7 +206,7 @@ class Router:
         )
         self.accounts.engines.leg_failed(engine, failure.phase, failure.ending.name)
         refused = failure.ending.name == "connect_failed"
-        self.lifecycle.failed(engine, failure.evidence, message, time.monotonic(), refused=refused)
+        self.lifecycle.failed(engine, failure.evidence, message, monotonic(), refused=refused)
         if failure.evidence is not Evidence.CONNECTION:
             self.lifecycle.succeeded(engine, (Evidence.CONNECTION,))
         if failure.evidence in (Evidence.CONNECTION, Evidence.STREAM):
@@ -213,7 +214,7 @@ class Router:
 
     def leg_succeeded(self, engine: int) -> None:
         """A leg did on its engine what it was to do."""
-        self.monitor.heard[engine] = time.monotonic()
+        self.monitor.heard[engine] = monotonic()
         if engine in self.lifecycle.tainted:
             self.lifecycle.succeeded(engine, Evidence)
 
@@ -277,7 +278,7 @@ class Router:
             self.readiness.clear(State.MAINTENANCE, "drain")
         if change.before is EngineState.EJECTED and change.after not in DRAINS:
             self._back_from_drift(change.engine)
-        self.door.look_again(time.monotonic())
+        self.door.look_again(monotonic())
         self.monitor.changed(change)
 
     def models_of_new(self, new: FleetConfig) -> dict[str, EngineModel]:
@@ -302,7 +303,7 @@ class Router:
         """
         retired = {self.table.ids[engine] for engine, life in enumerate(self.lifecycle.lives) if life.retired}
         changes = compare(self.config, retired, new, source)
-        now, index = time.monotonic(), self.table.index
+        now, index = monotonic(), self.table.index
         added = replace(self.config, engines=tuple(changes.added))
         engines = [changes.limited.get(engine.id, engine) for engine in self.config.engines]
         self.config = replace(self.config, engines=(*engines, *changes.added))
@@ -327,19 +328,19 @@ class Router:
 
     def drain(self, engines: list[int], deadline_s: float | None, reason: str) -> None:
         """Give these engines nothing new; from `deadline_s` on they are safe to stop whatever runs."""
-        now = time.monotonic()
+        now = monotonic()
         self.lifecycle.drain(engines, None if deadline_s is None else now + deadline_s, now, reason)
 
     def readmit(self, engines: list[int]) -> None:
         """Take drained engines back."""
-        self.lifecycle.readmit(engines, time.monotonic())
+        self.lifecycle.readmit(engines, monotonic())
         self.monitor.hurry()
 
     def save_drains(self) -> Callable[[], None]:
         """What writes the drains of now to their file, if there is one; call it on another thread."""
         if self._drain_file is None:
             return lambda: None
-        ahead = time.time() - time.monotonic()
+        ahead = time.time() - monotonic()
         drains = {
             self.table.ids[engine]: Drain(
                 None if life.drain_until is None else life.drain_until + ahead, life.drain_reason
@@ -384,7 +385,7 @@ class Router:
     # ---- housekeeping
 
     def _housekeep(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         late = self.accounts.engines.output_after_done
         for index, engine in enumerate(self.engines):
             engine.pool.sweep(now)
@@ -397,5 +398,5 @@ class Router:
     def _look_at_the_line(self) -> None:
         # Where nothing happens, time passes: who waits for an engine that hangs should be told in time.
         if self.door.waiting(Phase.PREFILL):
-            self.door.look_again(time.monotonic())
+            self.door.look_again(monotonic())
         self._look = self.loop.call_later(_LOOK_S, self._look_at_the_line)

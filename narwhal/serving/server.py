@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from narwhal._fast.heap import keep_freed
 from narwhal.admission.readiness import State
 from narwhal.config import ConfigError, FleetConfig, ServingConfig
 from narwhal.outcomes import Ending
@@ -22,6 +23,9 @@ from narwhal.serving.head import RequestHead
 from narwhal.serving.http import ClientConnection, Handler
 from narwhal.serving.listener import Listener
 from narwhal.serving.router import Router
+
+# What the allocator keeps of the memory of bodies that were served, for those to come, in bytes.
+_LARGEST_BLOCK, _FREE_MEMORY = 32 << 20, 64 << 20
 
 log = logging.getLogger("narwhal.serving")
 
@@ -193,6 +197,7 @@ async def run(
     server = Server(config)
     await server.start()
     assert server.router is not None
+    keep_freed(_LARGEST_BLOCK, _FREE_MEMORY)
     # What is there now stays, and a request leaves next to no cycles behind: look for them seldom.
     gc.collect()
     gc.freeze()

@@ -18,7 +18,9 @@ import orjson
 import yaml
 
 from narwhal._fast.loop import run as run_in_loop
-from narwhal.admission.door import Door, Grant, SeatRequest
+from narwhal.admission.door import Door
+from narwhal.admission.grant import Grant
+from narwhal.admission.line import SeatRequest
 from narwhal.config import FleetConfig, parse
 from narwhal.fleet.table import Phase
 from narwhal.serving.router import Router

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from narwhal.fleet.table import Phase
+from narwhal.serving import routes
 from narwhal.serving.exchange import Exchange
 from narwhal.sim import expected_output
 from tests.http.support import CHAT, Client, Routed, body_for, eventually, message, on_router, seat
@@ -165,13 +166,12 @@ def test_a_client_that_has_the_whole_answer_and_leaves_was_served() -> None:
 def test_one_that_leaves_between_the_last_byte_and_the_accounts_was_served_if_it_has_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ended = Exchange.on_end
+    class Left(Exchange):
+        def on_end(self) -> None:
+            self.client_left()
+            super().on_end()
 
-    def leave(exchange: Exchange) -> None:
-        ended(exchange)
-        exchange.client_left()
-
-    monkeypatch.setattr(Exchange, "on_end", leave)
+    monkeypatch.setattr(routes, "Exchange", Left)
 
     async def test(where: Routed) -> None:
         assert (await where.ask(CHAT, body_for(CHAT, stream=True))).ended == "whole"

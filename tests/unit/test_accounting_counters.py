@@ -38,7 +38,7 @@ class Requests(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.journal: list[dict[str, Any]] = []
-        self.accounts = Accounts(CONFIG, self.journal.append)
+        self.accounts = Accounts(CONFIG, lambda settled: self.journal.append(settled.row()))
         self.now = 0.0
         self.in_flight = 0
         self.ended: list[tuple[str, bool]] = []
@@ -131,7 +131,7 @@ def test_a_leg_fails_by_an_outcome_of_the_table_only() -> None:
 def served(ttft_s: float, tpot_s: float, tokens: int) -> tuple[Accounts, dict[str, Any]]:
     """One served request with these times."""
     journal: list[dict[str, Any]] = []
-    accounts = Accounts(CONFIG, journal.append)
+    accounts = Accounts(CONFIG, lambda settled: journal.append(settled.row()))
     record = accounts.arrive("r1", "chat", now=100.0, received_at=1e9)
     record.body_read = record.sized = 100.001
     record.seat, record.prefill, record.handoff = 100.1, 100.2, 100.25
@@ -227,7 +227,7 @@ def test_a_row_of_the_journal_tells_the_request_s_story_but_not_its_text() -> No
 
 def test_an_engine_s_long_error_is_cut_in_the_journal() -> None:
     journal: list[dict[str, Any]] = []
-    accounts = Accounts(CONFIG, journal.append)
+    accounts = Accounts(CONFIG, lambda settled: journal.append(settled.row()))
     record = accounts.arrive("r", "chat", now=0.0, received_at=0.0)
     record.output_tokens = record.usage_completion_tokens = 3
     accounts.settle(record, "engine_error", now=1.0, error="x" * 1_000_000)

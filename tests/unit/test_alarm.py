@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -40,7 +39,7 @@ class Timer:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     made = Loop()
-    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setattr("narwhal.serving.alarm.monotonic", lambda: made.now)
     return made
 
 

@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from narwhal.admission.door import Door, Grant, SeatRequest
+from narwhal.admission.door import Door
+from narwhal.admission.grant import Grant
+from narwhal.admission.line import SeatRequest
 from narwhal.admission.readiness import Readiness, State
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.outcomes import OUTCOMES, Ending

@@ -15,7 +15,8 @@ def test_the_table_of_metrics_is_what_the_router_exports() -> None:
 
 
 def test_every_field_of_the_journal_is_explained() -> None:
-    record = Record("r", "chat", 0.0, 0.0, 1.0, 1.0, attempts=[Attempt()])
+    record = Record("r", "chat", 0.0, 0.0, 1.0, 1.0)
+    record.attempts = [Attempt()]
     fields = row(record, "served", "served", 200, None)
     journal = PAGE.read_text().partition("## The journal")[2]
     explained = re.findall(r"^\| `([\w.]+)`", journal, re.MULTILINE)

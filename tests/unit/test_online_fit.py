@@ -33,7 +33,7 @@ def test_a_few_hundred_noisy_samples_teach_the_curve(seed: int) -> None:
     feed(fit, Random(seed), 300)
     for length in (100, 1000, 4000):
         assert fit.predict(terms(length)) == pytest.approx(seconds(length), rel=0.07)
-    assert fit.sure
+    assert fit.is_sure()
     assert fit.confidence > 0.8
 
 
@@ -50,9 +50,9 @@ def test_nothing_is_sure_before_there_is_enough() -> None:
     assert fit.confidence == 0
     for _ in range(ENOUGH - 1):
         feed(fit, random, 1)
-        assert not fit.sure
+        assert not fit.is_sure()
     feed(fit, random, 1)
-    assert fit.sure
+    assert fit.is_sure()
 
 
 def test_times_that_no_curve_explains_are_never_sure() -> None:
@@ -60,7 +60,7 @@ def test_times_that_no_curve_explains_are_never_sure() -> None:
     for _ in range(500):
         length = random.lognormvariate(6.9, 1.07)
         fit.learn(terms(length), seconds(length) * random.lognormvariate(0, 3))
-    assert not fit.sure
+    assert not fit.is_sure()
     assert fit.confidence < 0.5
 
 
@@ -68,7 +68,7 @@ def test_a_reset_forgets_everything() -> None:
     fit = OnlineFit()
     feed(fit, Random(1), 100)
     fit.reset()
-    assert (fit.predict(terms(1000)), fit.sure, fit.samples) == (0, False, 0)
+    assert (fit.predict(terms(1000)), fit.is_sure(), fit.samples) == (0, False, 0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=60))

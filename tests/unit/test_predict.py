@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from narwhal.admission.door import Grant, SeatRequest
+from narwhal.admission.grant import Grant
+from narwhal.admission.line import SeatRequest
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
 from narwhal.profiles.model import EngineModel

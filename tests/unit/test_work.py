@@ -80,10 +80,16 @@ def test_even_absurd_costs_are_added_up_and_taken_out_again() -> None:
     assert rooms.table.idle
 
 
-def test_a_stream_teaches_its_pace_with_the_mean_batch_it_ran_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_teaches_its_pace_with_the_mean_batch_it_ran_in() -> None:
     rooms, learned = one_of_each(), []
-    monkeypatch.setattr(FleetModels, "learn_interval", lambda _, *sample: learned.append(sample))
-    work, table = rooms.work, rooms.table
+
+    class Taught(FleetModels):
+        def learn_interval(self, engine: int, running: float, kv_tokens: float, seen_s: float) -> None:
+            learned.append((engine, running, kv_tokens, seen_s))
+
+    models = Taught(rooms.models.engines)
+    table = rooms.table
+    work = Work(table, models, 0.0)
 
     def join(now: float) -> object:
         leg = work.begin_decode(1, 100, 40, now)
@@ -96,7 +102,7 @@ def test_a_stream_teaches_its_pace_with_the_mean_batch_it_ran_in(monkeypatch: py
     join(2.0)
     work.decoded(first, 11, 3.0)  # alone for a second, in company for another
     assert learned == [(1, 1.5, 180.0, 0.2)]
-    assert rooms.models.handoff_s(1, 100).seconds > 0.005  # the profile's, and it took a second
+    assert models.handoff_s(1, 100).seconds > 0.005  # the profile's, and it took a second
 
 
 def test_short_streams_and_those_without_a_first_token_teach_nothing() -> None:

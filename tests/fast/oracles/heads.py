@@ -69,7 +69,7 @@ def read_response(data: bytes) -> tuple[int, dict[str, int]] | None:
 
 
 def check_request(head: bytes) -> tuple[int, bool] | None:
-    """What check_request_head returns, or None if it refuses the head."""
+    """What read_request_head says of the body, or None if it refuses the head."""
     text, end, after = head.removeprefix(b"\r\n").partition(b"\r\n\r\n")
     first, *lines = text.split(b"\r\n")
     request_line = _REQUEST_LINE.fullmatch(first)

@@ -9,7 +9,7 @@ from typing import Any
 
 import httptools
 
-from narwhal._fast.heads import check_request_head, parse_response_head
+from narwhal._fast.heads import parse_response_head, read_request_head
 from tests.fast.oracles import heads as oracle
 from tests.fuzz import changes
 from tests.fuzz.reads import dice, exactly
@@ -94,7 +94,7 @@ def _check_request(data: bytes) -> None:
     expected = oracle.check_request(data)
     seen = None
     with contextlib.suppress(ValueError):
-        seen = check_request_head(data)
+        seen = read_request_head(data)[-2:]
     assert seen == expected, (seen, expected)
     if seen and seen[0] <= 1000:
         with contextlib.suppress(httptools.HttpParserError):

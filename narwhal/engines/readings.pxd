@@ -1,0 +1,1 @@
+# Compiled with the hot path; see docs/design.md.
