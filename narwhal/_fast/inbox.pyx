@@ -38,6 +38,10 @@ cdef class Inbox(Receiver):
         self.gathered += n
         return n
 
+    cdef bint can_wait(self) noexcept:
+        # What comes may be a request, which takes as long as tens of events.
+        return True
+
     cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1:
         cdef Py_ssize_t used
         if self.body is None:

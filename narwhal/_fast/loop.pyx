@@ -10,9 +10,8 @@ from contextvars import copy_context
 from heapq import heappop
 
 from narwhal._fast.clock cimport now
+from narwhal._fast.reactor cimport Reactor
 from narwhal._fast.selector cimport Selector
-
-from narwhal._fast.reactor import Reactor
 
 cdef double LONGEST_S = 86400.0
 cdef double MOST_S = 0.001      # seconds of calls before the selector has its turn
@@ -85,6 +84,7 @@ class Loop(asyncio.SelectorEventLoop):
     def _run_once(self):
         cdef list timers = self._scheduled
         cdef Selector selector
+        cdef Reactor reactor = self.reactor
         cdef double due
         if self._debug or self._timer_cancelled_count > MOST_CANCELLED:
             super()._run_once()
@@ -111,15 +111,19 @@ class Loop(asyncio.SelectorEventLoop):
         # Only what is due by now: what these calls queue is for the next turn. And not for long, for streams'
         # sake; the rest is due first then.
         due = now() + MOST_S
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if type(handle) is Handle:
-                if not (<Handle>handle)._cancelled:
-                    (<Handle>handle).run()
-            elif not handle._cancelled:
-                handle._run()
-            if now() >= due:
-                break
+        reactor.holding = True
+        try:
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if type(handle) is Handle:
+                    if not (<Handle>handle)._cancelled:
+                        (<Handle>handle).run()
+                elif not handle._cancelled:
+                    handle._run()
+                if now() >= due:
+                    break
+        finally:
+            reactor.stop_holding()
         handle = None
 
 

@@ -52,7 +52,10 @@ cdef class Outlet:
 
     def write_pieces(self, list pieces not None, Py_ssize_t size) -> None:
         """Write buffers in order, `size` bytes in all; large ones are not copied."""
-        if size <= JOIN_LIMIT:
+        if size > JOIN_LIMIT:
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.writelines(pieces)
+        elif self.direct is not None:
+            self.direct.put_pieces(pieces, size)
+        else:
             self.write_bytes(b"".join(pieces))
-        elif self.transport is not None and not self.transport.is_closing():
-            self.transport.writelines(pieces)

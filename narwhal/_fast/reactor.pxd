@@ -6,6 +6,7 @@ from narwhal._fast.epoll cimport epoll_event
 
 cdef enum:
     AT_ONCE = 8     # connections that are read before the first of them is served
+    MOST_HELD = 32  # writes that are held before they are sent
     FAILED = -1     # sizes of a Read: it failed
     NOT_READ = -2   # it was not tried: nothing came, or nothing is wanted
     NOBODYS = -3    # the transport has gone
@@ -17,6 +18,11 @@ cdef struct Read:
     int error           # of the system, if it failed
     uint32_t events     # why it was tried
 
+cdef struct Held:
+    uint64_t tag        # whose it is, as epoll is told
+    Py_ssize_t start    # where it lies among what is held
+    Py_ssize_t size
+
 cdef class Receiver:
     # A protocol of the event loop's whose bytes need not become an object first. What is at p is good until
     # the method returns. It may still come after reading was paused, if it was read before.
@@ -24,6 +30,8 @@ cdef class Receiver:
     # Fetch what receive is going to look at, for which the processor would have to wait: 0 what is in the
     # receiver's own reach, 1 what is in the reach of that, and so on.
     cdef void fetch_ahead(self, int step) noexcept
+    # Whether streams are served first.
+    cdef bint can_wait(self) noexcept
 
 cdef class Reactor:
     cdef object __weakref__
@@ -35,7 +43,12 @@ cdef class Reactor:
     cdef int open_count
     cdef uint32_t generation    # tells a descriptor's owner from its earlier ones
     cdef unsigned char* buffer  # what is being read, by one transport at a time
-    cdef list waiting           # transports of which there is news for a protocol of Python's
+    cdef list waiting           # transports of which there is news, and which let streams go first
+    cdef bint holding           # what is written now is held, to be sent with what others write
+    cdef unsigned char* arena   # what is held
+    cdef Py_ssize_t held_size   # bytes of it
+    cdef Held held[MOST_HELD]
+    cdef int held_count
     cdef list ended             # (transport, exception) whose protocols have not been told yet
 
     cdef void fetch_ahead(self, epoll_event* events, int count) noexcept
@@ -43,6 +56,9 @@ cdef class Reactor:
     cdef int serve_all(self, epoll_event* events, int count) except -1
     cdef int serve_some(self, epoll_event* events, int count) except -1
     cdef int serve_waiting(self) except -1
+    cdef unsigned char* room(self, Transport transport, Py_ssize_t n) except? NULL
+    cdef int send_held(self) except -1
+    cdef int stop_holding(self) except -1
     cdef int ready(self, Transport transport, Read* read) except -1
     cdef int watch(self, Transport transport, uint32_t interest) except -1
     cdef void forget(self, Transport transport, exc)
@@ -56,6 +72,8 @@ cdef class Transport:
     cdef int fd                 # -1 once closed
     cdef uint32_t generation
     cdef Py_ssize_t queued      # bytes that the socket did not take yet
+    cdef Py_ssize_t held        # bytes that the socket has not been offered yet
+    cdef bint can_wait          # it lets streams go first
     cdef bint reading           # reading is not paused, and the peer's end has not been seen
     cdef bint closing           # it closes once everything is sent
     cdef bint half              # our half is closed once everything is sent
@@ -71,6 +89,7 @@ cdef class Transport:
     cdef Py_ssize_t offset      # bytes of the first one that the socket did take
 
     cdef int put(self, const unsigned char* p, Py_ssize_t n) except -1
+    cdef int put_pieces(self, list pieces, Py_ssize_t size) except -1
     cdef bint defer_acks(self) noexcept
     cdef int ready(self, Read* read) except -1
     cdef int look_again(self) except -1

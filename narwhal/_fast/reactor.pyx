@@ -3,15 +3,19 @@
 A general loop serves a readable socket by a handle of its own, a bytes object and a Python call, for each
 event. Here one epoll instance has all the connections. The router's own loop waits in that instance (see
 loop.pyx); any other has only its descriptor. Either way every socket that is ready is read into a buffer they
-all share, and the span goes to a Receiver. What a protocol sends goes to the socket at once; only what the
-socket does not take is kept, and sent when there is room.
+all share, and the span goes to a Receiver. What a protocol sends goes to the socket from where it lies; what
+the socket does not take is kept, and sent when there is room.
 
 A Transport here keeps the contract of asyncio's, so that protocols can be on either: callbacks in the same
 order, `connection_lost` once and never from within a call, and the same marks for back-pressure. It does
 without what isn't needed: there is no TLS, and none but the loop's thread may touch it.
 
-Streams go first: what is for a Receiver is served as it is found, what is for a protocol written in Python,
-which may be a whole request, after that and for a millisecond at most.
+Streams go first: what is for them is served as it is found, what may be a whole request, which takes as long
+as tens of events, after that and for a millisecond at most.
+
+To wake a peer costs more than to send to it. So what is written while several connections are served, or in
+one turn of the router's own loop, is held in an arena and sent together: who was woken for the first of it is
+still awake for the rest. Nobody else can see it: whoever closes, or asks what is unsent, has it sent first.
 
 What is ready in one turn can be closed, paused or replaced by a protocol served before it in the same turn.
 So epoll is given no pointers but a descriptor and the generation of its owner, and both are looked at anew.
@@ -22,7 +26,7 @@ has a copy.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_GET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.ref cimport PyObject
@@ -77,6 +81,8 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     A_TURN = 256                # ready sockets that are served before the loop has its turn again
     BUFFER = 262144             # bytes of one read
+    ARENA = 262144              # bytes that are held at most ...
+    LARGE = 16384               # ... in writes of so many at most
     PIECES = 64                 # buffers of one write
     MOST_SENT = 1 << 20         # bytes of a queue that are sent in one turn
     SMALL = 65536               # bytes; what is kept in smaller pieces is put together
@@ -106,6 +112,9 @@ cdef class Receiver:
     cdef void fetch_ahead(self, int step) noexcept:
         pass
 
+    cdef bint can_wait(self) noexcept:
+        return False
+
 
 cdef class Reactor:
     def __cinit__(self):
@@ -122,13 +131,15 @@ cdef class Reactor:
         if self.epoll < 0:
             raise os_error(errno)
         self.buffer = <unsigned char*>PyMem_Malloc(BUFFER)
-        if self.buffer == NULL:
+        self.arena = <unsigned char*>PyMem_Malloc(ARENA)
+        if self.buffer == NULL or self.arena == NULL:
             raise MemoryError
 
     def __dealloc__(self):
         if self.epoll >= 0:
             close(self.epoll)
         PyMem_Free(self.buffer)
+        PyMem_Free(self.arena)
 
     @staticmethod
     def of(loop):
@@ -161,6 +172,7 @@ cdef class Reactor:
         transport.reactor = self
         transport.protocol = protocol
         transport.receiver = protocol if isinstance(protocol, Receiver) else None
+        transport.can_wait = transport.receiver is None or transport.receiver.can_wait()
         transport.peer = peer
         transport.reading = True
         self.generation += 1
@@ -190,10 +202,74 @@ cdef class Reactor:
     cdef int serve_all(self, epoll_event* events, int count) except -1:
         """Serve those of these that are the reactor's."""
         cdef int i
-        for i in range(0, count, AT_ONCE):
-            self.serve_some(events + i, min(AT_ONCE, count - i))
-        if self.waiting:
-            self.serve_waiting()
+        self.holding = True
+        try:
+            for i in range(0, count, AT_ONCE):
+                self.serve_some(events + i, min(AT_ONCE, count - i))
+                self.send_held()
+            if self.waiting:
+                self.serve_waiting()
+        finally:
+            self.stop_holding()
+        return 0
+
+    cdef int stop_holding(self) except -1:
+        self.holding = False
+        return self.send_held()
+
+    cdef unsigned char* room(self, Transport transport, Py_ssize_t n) except? NULL:
+        # Where a write of n bytes is to be put so that it is sent with others, or NULL.
+        cdef Held* held
+        cdef unsigned char* p
+        if not self.holding or n > LARGE or transport.queued:
+            return NULL
+        if self.held_count == MOST_HELD or self.held_size + n > ARENA:
+            self.send_held()
+            if transport.fd < 0 or transport.queued:
+                return NULL
+        held = &self.held[self.held_count]
+        held.tag = <uint64_t>transport.generation << 32 | <uint32_t>transport.fd
+        held.start = self.held_size
+        held.size = n
+        p = self.arena + self.held_size
+        self.held_count += 1
+        self.held_size += n
+        transport.held += n
+        return p
+
+    cdef int send_held(self) except -1:
+        # In the first pass nobody is told of anything, so nobody writes meanwhile.
+        cdef Transport transport
+        cdef Held* held
+        cdef ssize_t sent
+        cdef int i, code
+        cdef list told = None
+        for i in range(self.held_count):
+            held = &self.held[i]
+            transport = self.owner(held.tag)
+            if transport is None:
+                continue
+            transport.held -= held.size
+            sent = code = 0
+            if transport.queued == 0:
+                sent = send(transport.fd, self.arena + held.start, held.size, MSG_NOSIGNAL | MSG_DONTWAIT)
+                if sent == held.size:
+                    continue
+                if sent < 0:
+                    code = errno
+                    sent = 0
+                if told is None:
+                    told = []
+                told.append((transport, 0 if code == EAGAIN or code == EINTR else code))
+            transport.keep(PyBytes_FromStringAndSize(<char*>self.arena + held.start + sent, held.size - sent))
+        self.held_count = 0
+        self.held_size = 0
+        if told is not None:
+            for transport, code in told:
+                if code:
+                    transport.fail(code)
+                else:
+                    transport.after_sending()
         return 0
 
     cdef int serve_some(self, epoll_event* events, int count) except -1:
@@ -213,7 +289,7 @@ cdef class Reactor:
             transport = self.owner(events[i].data.u64)
             if transport is None:
                 continue
-            if transport.receiver is None:
+            if transport.can_wait:
                 if transport.news == 0:
                     self.waiting.append(transport)
                 transport.news |= read.events
@@ -427,7 +503,16 @@ cdef class Transport:
     cdef int put(self, const unsigned char* p, Py_ssize_t n) except -1:
         """Send these bytes, or copy what the socket does not take."""
         cdef ssize_t sent = 0
+        cdef unsigned char* room
         if n == 0 or self.fd < 0 or self.closing or self.half:
+            return 0
+        room = self.reactor.room(self, n)
+        if room != NULL:
+            memcpy(room, p, n)
+            return 0
+        if self.held:
+            self.reactor.send_held()
+        if self.fd < 0:
             return 0
         if self.queued == 0:
             sent = send(self.fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT)
@@ -440,12 +525,31 @@ cdef class Transport:
         self.keep(PyBytes_FromStringAndSize(<const char*>p + sent, n - sent))
         return self.after_sending()
 
+    cdef int put_pieces(self, list pieces, Py_ssize_t size) except -1:
+        """Send buffers in order, `size` bytes in all, which are not many."""
+        cdef unsigned char* room
+        cdef Py_buffer view
+        if size == 0 or self.fd < 0 or self.closing or self.half:
+            return 0
+        room = self.reactor.room(self, size)
+        if room == NULL:
+            joined = b"".join(pieces)
+            return self.put(<const unsigned char*>PyBytes_AS_STRING(joined), size)
+        for piece in pieces:
+            PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)
+            memcpy(room, view.buf, view.len)
+            room += view.len
+            PyBuffer_Release(&view)
+        return 0
+
     def write(self, const unsigned char[::1] data not None) -> None:
         if data.shape[0]:
             self.put(&data[0], data.shape[0])
 
     def writelines(self, list pieces not None) -> None:
         """Send these buffers in order. What the socket does not take at once is kept, large ones uncopied."""
+        if self.held:
+            self.reactor.send_held()
         if self.fd < 0 or self.closing or self.half:
             return
         if self.queued:
@@ -570,12 +674,16 @@ cdef class Transport:
         return True
 
     def get_write_buffer_size(self) -> int:
+        if self.held:
+            self.reactor.send_held()
         return self.queued
 
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
+        if self.held:
+            self.reactor.send_held()
         if self.fd >= 0 and not self.closing and not self.half:
             self.half = True
             if self.queued == 0:
@@ -588,6 +696,8 @@ cdef class Transport:
 
     def close(self) -> None:
         """Close once everything is sent."""
+        if self.held:
+            self.reactor.send_held()
         if self.fd < 0 or self.closing:
             return
         self.closing = True
@@ -606,7 +716,10 @@ cdef class Transport:
 
     cdef int end(self, exc) except -1:
         cdef Reactor reactor = self.reactor
-        cdef int fd = self.fd
+        cdef int fd
+        if self.held:
+            reactor.send_held()
+        fd = self.fd
         if fd < 0:
             return 0
         if self.interest:
@@ -632,6 +745,8 @@ cdef class Transport:
     def unsent(self) -> int:
         """Bytes that the peer has not taken: those queued here, and the kernel's."""
         cdef int kernel = 0
+        if self.held:
+            self.reactor.send_held()
         if self.fd >= 0:
             ioctl(self.fd, TIOCOUTQ, &kernel)
         return self.queued + kernel

@@ -176,7 +176,7 @@ def is_ready(reactor: Reactor) -> bool:
 
 
 @on_each_loop
-def test_what_comes_is_told_and_what_is_written_is_sent_at_once(run: Run) -> None:
+def test_what_comes_is_told_and_what_is_written_is_sent_by_the_end_of_the_turn(run: Run) -> None:
     async def main() -> None:
         end = End()
         end.peer.send(b"question")
@@ -184,8 +184,11 @@ def test_what_comes_is_told_and_what_is_written_is_sent_at_once(run: Run) -> Non
         end.transport.write(b"an")
         end.transport.writelines([b"s", memoryview(b"we"), bytearray(b"r")])
         end.transport.write(b"")
-        # No turn of the loop was needed.
+        await asyncio.sleep(0)
         assert end.read() == b"answer"
+        end.transport.write(b"more")
+        await asyncio.sleep(0)
+        assert end.read() == b"more"
         end.transport.close()
         assert await end.read_all() == b""
         await until(lambda: end.told.calls == ["made", LOST])
@@ -195,15 +198,18 @@ def test_what_comes_is_told_and_what_is_written_is_sent_at_once(run: Run) -> Non
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["write", "write", "pieces", "read", "turn"]), st.integers(1, 400_000)),
+    st.tuples(
+        st.sampled_from(["write", "write", "pieces", "read", "turn", "ask"]),
+        st.integers(1, 400) | st.integers(1, 400_000),
+    ),
     max_size=25,
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS, st.booleans())
+@given(st.sampled_from([uvloop.run, loop.run]), STEPS, st.booleans())
 def test_bytes_arrive_once_and_in_order_whatever_the_reader_does(
-    steps: list[tuple[str, int]], half: bool
+    run: Run, steps: list[tuple[str, int]], half: bool
 ) -> None:
     async def main() -> None:
         end, written, received = End(Told(keep_open=True)), 0, b""
@@ -219,9 +225,10 @@ def test_bytes_arrive_once_and_in_order_whatever_the_reader_does(
                     end.transport.writelines([*pieces, b""])
             elif step == "read":
                 received += end.read(size)
-            else:
+            elif step == "turn":
                 await asyncio.sleep(0)
-            assert 0 <= end.transport.get_write_buffer_size() <= written - len(received)
+            else:
+                assert 0 <= end.transport.get_write_buffer_size() <= written - len(received)
         if half:
             end.transport.write_eof()
             end.transport.write(b"late")
@@ -239,7 +246,69 @@ def test_bytes_arrive_once_and_in_order_whatever_the_reader_does(
         marks = [call for call in end.told.calls if call in ("pause", "resume")]
         assert marks == ["pause", "resume"] * (len(marks) // 2)
 
-    uvloop.run(main())
+    run(main())
+
+
+WRITES = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.integers(1, 300) | st.integers(8_000, 16_384) | st.integers(1, 100_000),
+        st.integers(1, 40),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+LAST_STEPS = st.lists(
+    st.sampled_from(["nothing", "close", "write_eof", "ask", "abort", "peer"]), min_size=4, max_size=4
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(WRITES, LAST_STEPS)
+def test_what_several_write_in_one_turn_goes_to_each_in_order(
+    writes: list[tuple[int, int, int, bool]], last: list[str]
+) -> None:
+    async def main() -> None:
+        ends = [End(Told(keep_open=True)) for _ in range(4)]
+        written = [0] * 4
+        for which, size, times, in_pieces in writes:
+            outlet = Outlet()
+            outlet.attach(ends[which].transport)
+            for _ in range(times):
+                data = PLENTY[written[which] : written[which] + size]
+                written[which] += size
+                if in_pieces:
+                    outlet.write_pieces([data[: size // 2], memoryview(data)[size // 2 :]], size)
+                else:
+                    outlet.write_bytes(data)
+        for end, step in zip(ends, last, strict=True):
+            if step == "peer":
+                end.peer.close()
+            elif step == "ask":
+                assert end.transport.unsent() >= 0
+            elif step != "nothing":
+                getattr(end.transport, step)()
+        await asyncio.sleep(0)
+        for end, size, step in zip(ends, written, last, strict=True):
+            if step == "peer":
+                await until(lambda end=end: end.told.calls[-1] != "made")  # type: ignore[misc]
+                end.transport.abort()
+                continue
+            received = b""
+            if step in ("nothing", "ask"):
+                while len(received) < size:
+                    received += end.read()
+                    await asyncio.sleep(0)
+                end.transport.close()
+            received += await end.read_all()
+            # What the peer's socket had no room for goes with an abort.
+            assert received == PLENTY[: len(received)]
+            assert len(received) == size or (step == "abort" and size > 100_000)
+            end.transport.close()
+            end.peer.close()
+        await until(lambda: all(end.told.calls[-1][0] == "lost" for end in ends))
+
+    loop.run(main())
 
 
 @on_each_loop
@@ -610,7 +679,6 @@ class Stream:
         self.relay = Relay(Owner(lambda: self.on_output()), outlet=outlet)
         self.relay.begin(False)
         self.link.start([b"POST"], 4, NOBODY, self.relay)
-        self.engine.recv(4)
 
     def begin(self) -> None:
         """The engine sends a first event."""
