@@ -1,6 +1,6 @@
 # A protocol's way in. See inbox.pyx.
 
-from narwhal._fast.reactor cimport Receiver
+from narwhal._fast.reactor cimport REQUEST, Rank, Receiver
 
 cdef class Inbox(Receiver):
     cdef bytes body             # what is being gathered, or None

@@ -38,9 +38,8 @@ cdef class Inbox(Receiver):
         self.gathered += n
         return n
 
-    cdef bint can_wait(self) noexcept:
-        # What comes may be a request, which takes as long as tens of events.
-        return True
+    cdef Rank rank(self) noexcept:
+        return REQUEST
 
     cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1:
         cdef Py_ssize_t used

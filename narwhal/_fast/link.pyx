@@ -22,7 +22,7 @@ from narwhal._fast.chunked cimport (
 from narwhal._fast.clock cimport now
 from narwhal._fast.heads cimport read_response_head
 from narwhal._fast.outlet cimport Outlet
-from narwhal._fast.reactor cimport Receiver
+from narwhal._fast.reactor cimport REPLY, STREAM, Receiver
 from narwhal._fast.relay cimport DONE, FAILED, Relay
 
 # How long after a stream's acknowledgements were deferred it is looked whether they still are, at first.
@@ -71,6 +71,8 @@ cdef class EngineLink(Receiver):
         self.heard = False
         self.surplus = 0
         self.buffer = None
+        if self.outlet.direct is not None:
+            self.outlet.direct.rank = STREAM if relay is not None else REPLY
         self.outlet.write_pieces(pieces, size)
         self.defer_at = 0
         self.patience = FIRST_PATIENCE_S

@@ -5,11 +5,17 @@ from libc.stdint cimport uint32_t, uint64_t
 from narwhal._fast.epoll cimport epoll_event
 
 cdef enum:
-    AT_ONCE = 8     # connections that are read before the first of them is served
-    MOST_HELD = 32  # writes that are held before they are sent
-    FAILED = -1     # sizes of a Read: it failed
-    NOT_READ = -2   # it was not tried: nothing came, or nothing is wanted
-    NOBODYS = -3    # the transport has gone
+    AT_ONCE = 16        # connections that are read before the first of them is served
+    MOST_HELD = 128     # writes that are held before they are sent
+    FAILED = -1         # sizes of a Read: it failed
+    NOT_READ = -2       # it was not tried: nothing came, or nothing is wanted
+    NOBODYS = -3        # the transport has gone
+
+# In what order connections are served.
+cdef enum Rank:
+    STREAM      # at once
+    REPLY       # after streams: a reply in whole, which lets a request go on
+    REQUEST     # after those: what may be a new request
 
 cdef struct Read:
     unsigned char* start
@@ -30,8 +36,8 @@ cdef class Receiver:
     # Fetch what receive is going to look at, for which the processor would have to wait: 0 what is in the
     # receiver's own reach, 1 what is in the reach of that, and so on.
     cdef void fetch_ahead(self, int step) noexcept
-    # Whether streams are served first.
-    cdef bint can_wait(self) noexcept
+    # The rank that its connection has at first.
+    cdef Rank rank(self) noexcept
 
 cdef class Reactor:
     cdef object __weakref__
@@ -43,7 +49,8 @@ cdef class Reactor:
     cdef int open_count
     cdef uint32_t generation    # tells a descriptor's owner from its earlier ones
     cdef unsigned char* buffer  # what is being read, by one transport at a time
-    cdef list waiting           # transports of which there is news, and which let streams go first
+    cdef list replies           # transports of which there is news, of rank REPLY
+    cdef list requests          # and of rank REQUEST
     cdef bint holding           # what is written now is held, to be sent with what others write
     cdef unsigned char* arena   # what is held
     cdef Py_ssize_t held_size   # bytes of it
@@ -55,7 +62,8 @@ cdef class Reactor:
     cdef Transport owner(self, uint64_t tag)
     cdef int serve_all(self, epoll_event* events, int count) except -1
     cdef int serve_some(self, epoll_event* events, int count) except -1
-    cdef int serve_waiting(self) except -1
+    cdef int serve_later(self, list waiting, double until) except -1
+    cdef bint waiting(self) noexcept
     cdef unsigned char* room(self, Transport transport, Py_ssize_t n) except? NULL
     cdef int send_held(self) except -1
     cdef int stop_holding(self) except -1
@@ -73,7 +81,7 @@ cdef class Transport:
     cdef uint32_t generation
     cdef Py_ssize_t queued      # bytes that the socket did not take yet
     cdef Py_ssize_t held        # bytes that the socket has not been offered yet
-    cdef bint can_wait          # it lets streams go first
+    cdef Rank rank
     cdef bint reading           # reading is not paused, and the peer's end has not been seen
     cdef bint closing           # it closes once everything is sent
     cdef bint half              # our half is closed once everything is sent

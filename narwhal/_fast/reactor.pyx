@@ -10,8 +10,9 @@ A Transport here keeps the contract of asyncio's, so that protocols can be on ei
 order, `connection_lost` once and never from within a call, and the same marks for back-pressure. It does
 without what isn't needed: there is no TLS, and none but the loop's thread may touch it.
 
-Streams go first: what is for them is served as it is found, what may be a whole request, which takes as long
-as tens of events, after that and for a millisecond at most.
+Streams go first: what is for them is served as it is found. A reply that lets a request go on, or a new
+request, takes as long as tens of events, so these have their turn after that, in this order, and for a
+millisecond at most.
 
 To wake a peer costs more than to send to it. So what is written while several connections are served, or in
 one turn of the router's own loop, is held in an arena and sent together: who was woken for the first of it is
@@ -112,8 +113,8 @@ cdef class Receiver:
     cdef void fetch_ahead(self, int step) noexcept:
         pass
 
-    cdef bint can_wait(self) noexcept:
-        return False
+    cdef Rank rank(self) noexcept:
+        return STREAM
 
 
 cdef class Reactor:
@@ -125,7 +126,8 @@ cdef class Reactor:
         self.loop = loop
         self.waited_in = waited_in
         self.transports = []
-        self.waiting = []
+        self.replies = []
+        self.requests = []
         self.ended = []
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
@@ -172,7 +174,7 @@ cdef class Reactor:
         transport.reactor = self
         transport.protocol = protocol
         transport.receiver = protocol if isinstance(protocol, Receiver) else None
-        transport.can_wait = transport.receiver is None or transport.receiver.can_wait()
+        transport.rank = REQUEST if transport.receiver is None else transport.receiver.rank()
         transport.peer = peer
         transport.reading = True
         self.generation += 1
@@ -196,19 +198,21 @@ cdef class Reactor:
         cdef epoll_event events[A_TURN]
         cdef int count = epoll_wait(self.epoll, events, A_TURN, 0)
         self.serve_all(events, count)
-        if self.waiting:
+        if self.waiting():
             self.loop.call_soon(self.serve)
 
     cdef int serve_all(self, epoll_event* events, int count) except -1:
         """Serve those of these that are the reactor's."""
         cdef int i
+        cdef double until
         self.holding = True
         try:
             for i in range(0, count, AT_ONCE):
                 self.serve_some(events + i, min(AT_ONCE, count - i))
-                self.send_held()
-            if self.waiting:
-                self.serve_waiting()
+            if self.replies or self.requests:
+                until = now() + MOST_S
+                self.serve_later(self.replies, until)
+                self.serve_later(self.requests, until)
         finally:
             self.stop_holding()
         return 0
@@ -289,9 +293,9 @@ cdef class Reactor:
             transport = self.owner(events[i].data.u64)
             if transport is None:
                 continue
-            if transport.can_wait:
+            if transport.rank != STREAM:
                 if transport.news == 0:
-                    self.waiting.append(transport)
+                    (self.replies if transport.rank == REPLY else self.requests).append(transport)
                 transport.news |= read.events
             else:
                 read.room = BUFFER // AT_ONCE if count > 1 else BUFFER
@@ -336,23 +340,25 @@ cdef class Reactor:
                 if found[i] != NULL:
                     (<Receiver>found[i]).fetch_ahead(step)
 
-    cdef int serve_waiting(self) except -1:
-        # A protocol of Python's has a request, which takes as long as tens of events. A burst of them must
-        # not hold up the streams, so those have their turn again after a millisecond.
+    cdef bint waiting(self) noexcept:
+        return len(self.replies) > 0 or len(self.requests) > 0
+
+    cdef int serve_later(self, list waiting, double until) except -1:
+        # What lets a request go on takes as long as tens of events. A burst of that must not hold up the
+        # streams, so they have their turn again when the time is over.
         cdef Transport transport
         cdef Read read
-        cdef double until = now() + MOST_S
         cdef Py_ssize_t served = 0
         read.start = self.buffer
         read.room = BUFFER
-        while served < len(self.waiting) and (served == 0 or now() < until):
-            transport = self.waiting[served]
+        while served < len(waiting) and (served == 0 or now() < until):
+            transport = waiting[served]
             served += 1
             read.events = transport.news
             transport.news = 0
             take_in(transport, &read)
             self.ready(transport, &read)
-        del self.waiting[:served]
+        del waiting[:served]
         return 0
 
     cdef int ready(self, Transport transport, Read* read) except -1:

@@ -11,7 +11,7 @@ cdef class Selector:
     cdef double since           # when the present count of events began
     cdef long seen              # events since then
     cdef bint is_crowded        # in the count before
-    cdef bint more              # there was more to take than was taken at once
+    cdef bint more              # so many were taken at once that more may wait
 
     cdef void watch_rate(self, int count) noexcept
     cdef int control(self, int operation, int fd, int events) except -1

@@ -7,9 +7,9 @@ which returns only when the loop has something to do: another descriptor is read
 was set or is due.
 
 To be woken costs as much as to relay an event. So while thousands of events come in a second, and the loop
-has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps half a
-millisecond, then takes what is there. A loop that is busy does not sleep, and one that is quiet is woken at
-once.
+has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps 0.6 ms,
+then takes what is there. A loop that is busy, or had many events at once just now, does not sleep, and one
+that is quiet is woken at once.
 """
 
 from libc.errno cimport EINTR, errno
@@ -28,6 +28,7 @@ from narwhal._fast.reactor cimport Reactor
 
 cdef enum:
     A_TURN = 256    # ready descriptors that are taken at once
+    MANY = 32       # of them at once: there is no need to let more come
     READ = 1        # selectors.EVENT_READ
     WRITE = 2       # selectors.EVENT_WRITE
 
@@ -35,9 +36,9 @@ cdef enum:
 cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec* length, timespec* rest)
 
-cdef double CROWD = 2000        # events a second, one in a hold, from which they are let come together ...
+cdef double CROWD = 2000        # events a second, about one in a hold, from which they are let come together ...
 cdef double WINDOW_S = 0.01     # ... over this time at least
-cdef long HOLD_NS = 500_000      # for how long; half of it holds an event up on average
+cdef long HOLD_NS = 600_000     # for how long; half of it holds an event up on average
 
 
 cdef class Selector:
@@ -118,7 +119,7 @@ cdef class Selector:
             left = timeout
             wait_ms = in_ms(left)
             until = now() + left
-        if self.reactor.waiting:
+        if self.reactor.waiting():
             wait_ms = 0
         while True:
             if wait_ms == 0:
@@ -139,7 +140,7 @@ cdef class Selector:
             self.reactor.serve_all(events, count)
             if (
                 found or count == 0 or wait_ms == 0 or self.queue or len(self.timers) != timers
-                or self.reactor.waiting
+                or self.reactor.waiting()
             ):
                 return found
             if wait_ms > 0:
@@ -150,7 +151,7 @@ cdef class Selector:
 
     cdef void watch_rate(self, int count) noexcept:
         cdef double at = now()
-        self.more = count == A_TURN
+        self.more = count >= MANY
         self.seen += count
         if at - self.since >= WINDOW_S:
             self.is_crowded = self.seen > CROWD * (at - self.since)

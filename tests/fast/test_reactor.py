@@ -747,6 +747,38 @@ def test_a_stream_does_not_wait_for_a_burst_of_requests(run: Run) -> None:
     run(main())
 
 
+@on_each_loop
+def test_streams_are_served_before_replies_and_those_before_requests(run: Run) -> None:
+    async def main() -> None:
+        order: list[str] = []
+
+        class Leg(Nobody):
+            def on_reply(self, status: int, body: bytes, retry_after_s: int) -> None:
+                order.append("reply")
+
+        request, stream = End(), Stream()
+        request.told.on_data = lambda: order.append("request")
+        ours, engine = socket.socketpair()
+        ours.setblocking(False)
+        link = EngineLink(NOBODY, 1000)
+        Reactor.of(asyncio.get_running_loop()).attach(ours.detach(), link)
+        link.start([b"POST"], 4, Leg())
+        stream.on_output = lambda: order.append("stream")
+        await turns()
+        request.peer.send(b"x")
+        engine.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        stream.begin()
+        await until(lambda: len(order) == 3)
+        assert order == ["stream", "reply", "request"]
+        request.transport.abort()
+        request.peer.close()
+        link.abort()
+        engine.close()
+        await close(stream)
+
+    run(main())
+
+
 def test_loops_in_two_threads_do_not_meet() -> None:
     def echo(seed: int) -> None:
         async def main() -> None:
