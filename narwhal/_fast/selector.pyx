@@ -36,7 +36,7 @@ cdef enum:
 cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec* length, timespec* rest)
 
-cdef double CROWD = 2000        # events a second, about one in a hold, from which they are let come together ...
+cdef double CROWD = 2000        # events a second, one in a hold or so, from which they are let come together ...
 cdef double WINDOW_S = 0.01     # ... over this time at least
 cdef long HOLD_NS = 600_000     # for how long; half of it holds an event up on average
 
