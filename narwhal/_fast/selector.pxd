@@ -10,6 +10,9 @@ cdef class Selector:
     cdef object queue, timers   # the loop's
     cdef double since           # when the present count of events began
     cdef long seen              # events since then
+    cdef long holds             # sleeps since then
+    cdef double calm_s          # how long there is no sleep after one that was not worth it
+    cdef double calm_until
     cdef bint is_crowded        # in the count before
     cdef bint more              # so many were taken at once that more may wait
 

@@ -9,7 +9,8 @@ was set or is due.
 To be woken costs as much as to relay an event. So while thousands of events come in a second, and the loop
 has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps 0.6 ms,
 then takes what is there. A loop that is busy, or had many events at once just now, does not sleep, and one
-that is quiet is woken at once.
+that is quiet is woken at once. Nor does one whose events come one by one, however fast, since each answers what
+the last one brought about: a single client that asks again and again would only be held up.
 """
 
 from libc.errno cimport EINTR, errno
@@ -36,9 +37,13 @@ cdef enum:
 cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec* length, timespec* rest)
 
-cdef double CROWD = 2000        # events a second, one in a hold or so, from which they are let come together ...
+cdef double CROWD = 5000        # events a second, three in a hold, from which they are let come together ...
 cdef double WINDOW_S = 0.01     # ... over this time at least
 cdef long HOLD_NS = 600_000     # for how long; half of it holds an event up on average
+cdef double FEW = 2             # events in a hold that are not worth it
+# How long after a hold that was not worth it there is none, at first and at most.
+cdef double FIRST_CALM_S = 0.1
+cdef double LONGEST_CALM_S = 10
 
 
 cdef class Selector:
@@ -128,6 +133,7 @@ cdef class Selector:
                 with nogil:
                     if self.is_crowded and not self.more:
                         nanosleep(&hold, NULL)
+                        self.holds += 1
                     count = epoll_wait(self.reactor.epoll, events, A_TURN, wait_ms)
             if count < 0:
                 if errno == EINTR:
@@ -154,9 +160,16 @@ cdef class Selector:
         self.more = count >= MANY
         self.seen += count
         if at - self.since >= WINDOW_S:
-            self.is_crowded = self.seen > CROWD * (at - self.since)
+            if self.holds and self.seen < FEW * self.holds:
+                self.is_crowded = False
+                self.calm_s = min(max(2 * self.calm_s, FIRST_CALM_S), LONGEST_CALM_S)
+                self.calm_until = at + self.calm_s
+            elif at >= self.calm_until:
+                self.is_crowded = self.seen > CROWD * (at - self.since)
+                if self.holds:
+                    self.calm_s = 0
             self.since = at
-            self.seen = 0
+            self.seen = self.holds = 0
 
     cdef int add_ready(self, list found, int fd, uint32_t events) except -1:
         cdef int mask = 0

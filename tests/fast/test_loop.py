@@ -132,6 +132,33 @@ def test_events_that_come_in_a_crowd_are_all_served_and_so_is_everybody_else() -
     run(main())
 
 
+def test_one_client_that_asks_again_and_again_is_hardly_ever_held_up() -> None:
+    async def main() -> None:
+        class Pong(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                crowded.append(selector.crowded)
+                transport.write(data)
+
+        def ask(peer: socket.socket) -> None:
+            for _ in range(10_000):
+                peer.send(b"x")
+                peer.recv(1)
+
+        loop = asyncio.get_running_loop()
+        selector: Selector = loop._selector  # type: ignore[attr-defined]
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        transport = Reactor.of(loop).attach(ours.detach(), Pong())
+        with theirs:
+            await asyncio.to_thread(ask, theirs)
+            assert len(crowded) == 10_000
+            assert sum(crowded) < 500
+        transport.abort()
+
+    crowded: list[bool] = []
+    run(main())
+
+
 def test_a_call_from_another_thread_and_a_signal_wake_a_loop_that_waits() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
