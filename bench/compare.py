@@ -51,7 +51,6 @@ serving:
   {{retention_limit: 20000, queue_capacity: 20000, prefill_concurrency: 4096, decode_concurrency: 20000}}
 engines:
   - {{id: p0, url: "{prefill}", role: prefill}}
-  - {{id: d0, url: "{decode}", role: decode}}
 """
 _HAPROXY = """
 global
@@ -129,15 +128,26 @@ class Bench:
     """Engines and routers, for as long as the block lasts."""
 
     def __init__(
-        self, folder: Path, engines: tuple[int, int] = (0, 0), interval_s: float = INTERVAL_S
+        self,
+        folder: Path,
+        engines: tuple[int, int] = (0, 0),
+        interval_s: float = INTERVAL_S,
+        *,
+        event_bytes: int = 0,
+        decoders: int = 1,
     ) -> None:
-        """`engines` are the ports of the two, 0 for any; `interval_s` is their pace."""
+        """`engines` are the ports of the two, 0 for any; `interval_s` is their pace, `event_bytes` the size
+        of their events, 0 for a short word each. `decoders` is how many decode engines there are, all in one
+        process.
+        """
         self._folder = folder
-        self._interval_s = interval_s
+        self._engine_arguments = (str(interval_s), str(event_bytes))
         self._children: list[subprocess.Popen[str]] = []
         self._cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {self._cores[-1]})
-        self.prefill, self.decode = (self._engine(port) for port in engines)
+        (self.prefill,) = self._engine(engines[0], 1)
+        self._decoders = self._engine(engines[1], decoders)
+        self.decode = self._decoders[0]
 
     def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
         # The children take this process's core with them.
@@ -151,20 +161,24 @@ class Bench:
         self._children.append(child)
         return child
 
-    def _engine(self, port: int) -> str:
-        child = self._start(
-            [sys.executable, "-m", "bench.paced_engine", str(self._interval_s), str(port)], self._cores[-1]
-        )
+    def _engine(self, port: int, count: int) -> list[str]:
+        interval_s, event_bytes = self._engine_arguments
+        arguments = [interval_s, str(port), event_bytes, str(count)]
+        child = self._start([sys.executable, "-m", "bench.paced_engine", *arguments], self._cores[-1])
         assert child.stdout is not None
-        url = child.stdout.readline().strip()
-        if not url:
+        urls = child.stdout.readline().split()
+        if not urls:
             raise SystemExit(f"bench.compare: no engine could be started on port {port} (--engines)")
-        return url
+        return urls
 
     def narwhal(self) -> Router:
         """The router."""
         fleet = self._folder / "fleet.yaml"
-        fleet.write_text(_NARWHAL.format(model=MODEL, prefill=self.prefill, decode=self.decode))
+        decoders = "".join(
+            f'  - {{id: d{number}, url: "{url}", role: decode}}\n'
+            for number, url in enumerate(self._decoders)
+        )
+        fleet.write_text(_NARWHAL.format(model=MODEL, prefill=self.prefill) + decoders)
         command = [sys.executable, "-m", "narwhal", "serve", "--fleet", str(fleet), "--port", "0"]
         child = self._start([*command, "--log-level", "warning"], self._cores[0])
         assert child.stdout is not None
@@ -221,17 +235,18 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-async def _up(router: Router) -> None:
+async def up(router: Router) -> None:
     """Wait until it answers a request. Raises SystemExit if it doesn't."""
     began = time.monotonic()
     while time.monotonic() - began < _START_S:
-        if not (await _round(router, Case("", "request", 1, 1, 100), 0.0, 1)).failed:
+        if not (await measure(router, Case("", "request", 1, 1, 100), 0.0, 1)).failed:
             return
         await asyncio.sleep(0.2)
     raise SystemExit(f"bench.compare: {router.name} at {router.url} answers no request")
 
 
-async def _round(router: Router, case: Case, seconds: float, requests: int | None = None) -> Figures:
+async def measure(router: Router, case: Case, seconds: float, requests: int | None = None) -> Figures:
+    """What a case shows in so many seconds, or with so many requests."""
     samples: list[Sample] = []
     endpoint = Endpoint(Access(read_url(router.url)), timeout_s=60.0)
     try:
@@ -262,7 +277,7 @@ async def _round(router: Router, case: Case, seconds: float, requests: int | Non
 
 async def _measure(routers: Sequence[Router], args: argparse.Namespace, console: Console) -> None:
     for router in routers:
-        await _up(router)
+        await up(router)
     cases = [
         Case(f"{args.streams} streams, {INTERVAL_S * 1000:g} ms apart", "event", args.streams, 100, 200),
         Case("64 at once, 1 token", "request", 64, 1, 200),
@@ -274,7 +289,7 @@ async def _measure(routers: Sequence[Router], args: argparse.Namespace, console:
         for number in range(args.rounds):
             for router in routers:
                 console.print(f"{case.title}: round {number + 1} of {args.rounds}, {router.name}", end="\r")
-                seen[router.name].append(await _round(router, case, args.seconds))
+                seen[router.name].append(await measure(router, case, args.seconds))
         console.print(_table(case, seen), "")
 
 

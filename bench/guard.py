@@ -5,6 +5,7 @@ machine is doing. Each piece of work is run twice, for fewer and for more items;
 own cost, and start-up falls out. The figures kept in guard.json are what a change is held against.
 
     python bench/guard.py            compare with guard.json; exit 1 if something costs over 3 % more
+                                     (of another Python than theirs it says so, and does nothing)
     python bench/guard.py --keep     write what is measured now to guard.json
 """
 
@@ -104,8 +105,12 @@ def main() -> int:
     if shutil.which("valgrind") is None:
         print("valgrind is not installed (Debian: apt-get install valgrind)", file=sys.stderr)
         return 1
-    measured = measure()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if not args.keep and kept and kept["python"] != platform.python_version():
+        here = platform.python_version()
+        print(f"the kept figures are of Python {kept['python']}, and this is {here}: nothing to compare")
+        return 0
+    measured = measure()
     worse = False
     print(f"{'instructions for':24}{'kept':>12}{'now':>12}{'change':>9}")
     for work, now in measured.items():

@@ -1,10 +1,12 @@
 """An engine whose every event leaves at a known moment: what a load generator's timing is measured against.
 
-`python -m bench.paced_engine INTERVAL_S [PORT]` answers any completion with `max_tokens` events, one per
-interval. It notes the reading of time.monotonic() at which each was sent, and gives a request's at
-`GET /sent/X-REQUEST-ID`. Streams are spread over the interval, as those of many engines would be. It stands
-in for either engine of a split request, too: a prefill leg gets its handoff at once, and events carry token
-IDs if asked for them. With an interval of 0 all events of an answer leave at once.
+`python -m bench.paced_engine INTERVAL_S [PORT [EVENT_BYTES [COUNT]]]` answers any completion with
+`max_tokens` events, one per interval. Their text is so long that an event has EVENT_BYTES, or one short word.
+With a COUNT it listens on so many ports, as if it were so many engines. It notes the reading of
+time.monotonic() at which each event was sent, and gives a request's at `GET /sent/X-REQUEST-ID`. Streams are
+spread over the interval, as those of many engines would be. It stands in for either engine of a split
+request, too: a prefill leg gets its handoff at once, and events carry token IDs if asked for them. With an
+interval of 0 all events of an answer leave at once.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ _PAGES: dict[bytes, Any] = {
 }
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PHASES = 64
+_FRAME = 200  # bytes of an event besides its text, about
 
 
 def _chunk(value: Any) -> bytes:
@@ -46,9 +49,10 @@ def _chunk(value: Any) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _event(*, chat: bool, ids: bool) -> dict[str, Any]:
+def _event(*, chat: bool, ids: bool, size: int) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None, "stop_reason": None}
-    choice |= {"delta": {"content": " word"}} if chat else {"text": " word"}
+    text = " word" * max(1, (size - _FRAME) // 5)
+    choice |= {"delta": {"content": text}} if chat else {"text": text}
     return _META | {"choices": [choice | ({"token_ids": [1234]} if ids else {})]}
 
 
@@ -96,7 +100,9 @@ class _Connection(asyncio.Protocol):
             self._reply(_PREFILLED)
             return
         chat = self._target.startswith(b"/v1/chat/")
-        self._event = _chunk(_event(chat=chat, ids=body.get("return_token_ids") is True))
+        self._event = _chunk(
+            _event(chat=chat, ids=body.get("return_token_ids") is True, size=self._engine.event_bytes)
+        )
         self.left = self.total = body.get("max_tokens") or body["max_completion_tokens"]
         self.sent = self._engine.sent[self._request_id] = array("d")
         if self._engine.paced:
@@ -120,8 +126,9 @@ class _Connection(asyncio.Protocol):
 
 
 class _Engine:
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, event_bytes: int) -> None:
         self.paced = interval_s > 0
+        self.event_bytes = event_bytes
         self._tick_s = interval_s / _PHASES
         self._streams: list[list[_Connection]] = [[] for _ in range(_PHASES)]
         self._next = 0
@@ -148,13 +155,16 @@ class _Engine:
         self._timer.set(self._due)
 
 
-async def _serve(interval_s: float, port: int = 0) -> None:
+async def _serve(interval_s: float, port: int = 0, event_bytes: int = 0, count: int = 1) -> None:
     loop = asyncio.get_running_loop()
-    engine = _Engine(interval_s)
-    server = await loop.create_server(lambda: _Connection(engine), "127.0.0.1", port, backlog=4096)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await server.serve_forever()
+    engine = _Engine(interval_s, event_bytes)
+    servers = [
+        await loop.create_server(lambda: _Connection(engine), "127.0.0.1", port, backlog=4096)
+        for _ in range(count)
+    ]
+    print(*(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers), flush=True)
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(float(sys.argv[1]), *map(int, sys.argv[2:3])))
+    uvloop.run(_serve(float(sys.argv[1]), *map(int, sys.argv[2:])))
