@@ -1,7 +1,7 @@
 """What reading and editing a request body costs, beside decoding, changing and encoding it with orjson.
 
-Run by `make bench`. Each group sets `ours` against `with_orjson` at one size of body, and the table at the end has
-the megabytes per second.
+Run by `make bench`. Each group sets `ours` against `with_orjson` at one size of body, and the table at
+the end has the megabytes per second.
 """
 
 from __future__ import annotations
