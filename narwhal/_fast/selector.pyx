@@ -9,8 +9,8 @@ was set or is due.
 To be woken costs as much as to relay an event. So while thousands of events come in a second, and the loop
 has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps 0.6 ms,
 then takes what is there. A loop that is busy, or had many events at once just now, does not sleep, and one
-that is quiet is woken at once. Nor does one whose events come one by one, however fast, since each answers what
-the last one brought about: a single client that asks again and again would only be held up.
+that is quiet is woken at once. Nor does one whose events come one by one, however fast, since each answers
+what the last one brought about: a single client that asks again and again would only be held up.
 """
 
 from libc.errno cimport EINTR, errno

