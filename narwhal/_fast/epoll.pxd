@@ -16,6 +16,7 @@ cdef extern from "<sys/epoll.h>" nogil:
     int EPOLL_CTL_MOD
     int EPOLL_CTL_DEL
     uint32_t EPOLLIN
+    uint32_t EPOLLPRI
     uint32_t EPOLLOUT
     uint32_t EPOLLERR
     uint32_t EPOLLHUP

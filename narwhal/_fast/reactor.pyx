@@ -38,7 +38,7 @@ from libc.string cimport memcpy, memset
 from narwhal._fast.clock cimport now
 from narwhal._fast.epoll cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN,
-    EPOLLOUT, EPOLLRDHUP, epoll_create1, epoll_ctl, epoll_event, epoll_wait, fetch,
+    EPOLLOUT, EPOLLPRI, EPOLLRDHUP, epoll_create1, epoll_ctl, epoll_event, epoll_wait, fetch,
 )
 
 import os
@@ -456,8 +456,12 @@ cdef class Transport:
                 self.end_of_file()
             elif read.size == FAILED and read.error != EAGAIN and read.error != EINTR:
                 self.fail(read.error)
-        # A read that does not fill its room has left nothing, unless it be the end.
-        if self.reading and (ends or read.size == read.room or (read.size == FAILED and read.error == EINTR)):
+        # A read that does not fill its room has left nothing, unless it be the end, or what lies behind an
+        # urgent byte: a read stops before that, and the next one passes over it.
+        if self.reading and (
+            ends or read.size == read.room or (read.size == FAILED and read.error == EINTR)
+            or (read.size > 0 and read.events & EPOLLPRI)
+        ):
             self.look_again()
         if self.queued and read.events & (EPOLLOUT | EPOLLHUP | EPOLLERR):
             self.send_queue()
@@ -491,7 +495,7 @@ cdef class Transport:
         if self.fd < 0:
             return 0
         if self.reading:
-            interest |= EPOLLIN | EPOLLRDHUP
+            interest |= EPOLLIN | EPOLLPRI | EPOLLRDHUP
         if self.queued:
             interest |= EPOLLOUT
         if interest != self.interest:

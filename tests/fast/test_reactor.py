@@ -389,6 +389,21 @@ def test_a_protocol_is_told_to_stop_writing_above_one_mark_and_to_go_on_below_an
 
 
 @on_each_loop
+def test_what_lies_behind_an_urgent_byte_is_told_though_nothing_more_comes(run: Run) -> None:
+    async def main() -> None:
+        end = End(pair=tcp_pair())
+        end.peer.send(b"before")
+        end.peer.send(b"!", socket.MSG_OOB)
+        end.peer.send(b"after")
+        await until(lambda: end.told.received == b"beforeafter")
+        end.transport.abort()
+        end.peer.close()
+        await turns()
+
+    run(main())
+
+
+@on_each_loop
 def test_while_reading_is_paused_nothing_is_told_and_nothing_lost(run: Run) -> None:
     async def main() -> None:
         end = End()
