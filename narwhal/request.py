@@ -302,8 +302,8 @@ def _unsupported(path: str, why: str) -> Ending:
 
 def _check_model(body: Body, model: str) -> None:
     raw = body.raw_value("model")
-    if raw is None or raw[1:-1] == model.encode():
-        return  # written as it most often is; else it takes a closer look
+    if raw is None or (raw[1:-1] == model.encode() and b"\\" not in raw):
+        return  # written as it most often is, without escapes; else it takes a closer look
     asked = body.value("model")
     if asked is not None and asked != model:
         raise Ending(

@@ -245,6 +245,10 @@ def test_another_model_is_not_found_and_both_are_named(route: Route, asked: str)
 def test_a_model_spelt_with_escapes_is_found() -> None:
     send(Route.COMPLETIONS, rb'{"model":"wh\u0061le","prompt":"x"}')
     assert refused(Route.COMPLETIONS, rb'{"model":"\ud800","prompt":"x"}').name == "model_not_found"
+    # What is written like the name, and means another one.
+    with pytest.raises(Ending) as raised:
+        read(Route.COMPLETIONS, rb'{"model":"a\nb","prompt":"x"}', model=r"a\nb", headers={})
+    assert raised.value.name == "model_not_found"
 
 
 @pytest.mark.parametrize("route", BOTH)
