@@ -1,22 +1,15 @@
-"""What reading and editing a request body costs, beside decoding, changing and encoding it with orjson.
-
-Run by `make bench`. Each group sets `ours` against `with_orjson` at one size of body, and the table at
-the end has the megabytes per second.
-"""
+"""What reading and editing a request body costs, beside decoding, changing and encoding it with orjson."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import orjson
 import pytest
 
+from bench.against import measure
 from narwhal._fast.body import Body
 from narwhal.request import Route, read
-
-if TYPE_CHECKING:
-    from pytest_benchmark.fixture import BenchmarkFixture
 
 HANDOFF = {"do_remote_decode": False, "do_remote_prefill": True, "remote_block_ids": list(range(32))}
 DROP = frozenset({"min_tokens"})
@@ -40,12 +33,6 @@ SIZES = {"0.5 kB": 500, "256 KiB": 256 * 1024, "1 MiB": 1024 * 1024}
 BODIES = {name: chat(size) for name, size in SIZES.items()}
 
 
-def run(benchmark: BenchmarkFixture, work: Callable[[], object], size: int) -> None:
-    benchmark(work)
-    if benchmark.stats is not None:
-        benchmark.extra_info["megabytes_per_s"] = round(size / benchmark.stats.stats.median / 1e6)
-
-
 def ours(raw: bytes) -> list[bytes | memoryview]:
     return read(Route.CHAT, raw, model="whale", headers={}).body.edit(DROP, PUT)
 
@@ -59,25 +46,26 @@ def with_orjson(raw: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", BODIES)
-@pytest.mark.parametrize("how", [ours, with_orjson])
-def test_read_and_edit(
-    benchmark: BenchmarkFixture, size: str, how: Callable[[bytes], list[bytes | memoryview] | bytes]
-) -> None:
-    benchmark.group = f"read and edit a chat body of {size}"
+def test_read_and_edit(benchmark: Any, size: str) -> None:
     raw = BODIES[size]
-    run(benchmark, lambda: how(raw), len(raw))
+    measure(benchmark, lambda: ours(raw), lambda: with_orjson(raw), items=1, size=len(raw))
 
 
 @pytest.mark.parametrize("size", BODIES)
-def test_find_members(benchmark: BenchmarkFixture, size: str) -> None:
-    benchmark.group = "find the members alone"
+def test_find_members(benchmark: Any, size: str) -> None:
     raw = BODIES[size]
-    run(benchmark, lambda: Body(raw), len(raw))
+    measure(benchmark, lambda: Body(raw), lambda: orjson.loads(raw), items=1, size=len(raw))
 
 
-def test_count_token_ids(benchmark: BenchmarkFixture) -> None:
-    benchmark.group = "a prompt of 100,000 token IDs"
+def test_count_token_ids(benchmark: Any) -> None:
+    """A prompt of 100,000 token IDs."""
     raw = orjson.dumps({"prompt": list(range(50_000, 150_000))})
     request = read(Route.COMPLETIONS, raw, model="whale", headers={})
     assert request.prompt_token_count == 100_000
-    run(benchmark, lambda: read(Route.COMPLETIONS, raw, model="whale", headers={}), len(raw))
+    measure(
+        benchmark,
+        lambda: read(Route.COMPLETIONS, raw, model="whale", headers={}),
+        lambda: len(orjson.loads(raw)["prompt"]),
+        items=100_000,
+        size=len(raw),
+    )
