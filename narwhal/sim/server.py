@@ -177,14 +177,12 @@ class Connection(asyncio.Protocol):
         if not self._host.opened(self):
             self.reset()
 
+    def eof_received(self) -> None:
+        self._left()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._waiting.clear()
-        reply, self._reply = self._reply, None
-        if reply is not None and not reply.done:
-            reply.done = True
-            if reply.on_gone is not None:
-                reply.on_gone()
+        self._left()
         self._host.closed(self)
 
     def pause_writing(self) -> None:
@@ -286,9 +284,23 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._transport.abort()
 
+    def _left(self) -> None:
+        """The client has gone: nobody waits for what is being answered."""
+        self._waiting.clear()
+        reply, self._reply = self._reply, None
+        if reply is not None and not reply.done:
+            reply.done = True
+            if reply.on_gone is not None:
+                reply.on_gone()
+
     def _serve(self, request: Request) -> None:
+        # Once the loop has told of all that came with it: who left before it was sent has left by then.
         self._reply = Reply(self, request)
-        self._host.handle(request, self._reply)
+        self._loop.call_soon(self._handle, request, self._reply)
+
+    def _handle(self, request: Request, reply: Reply) -> None:
+        if reply is self._reply:
+            self._host.handle(request, reply)
 
     def _next(self) -> None:
         if self._reply is None and self._waiting and not self._closing:

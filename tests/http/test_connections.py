@@ -177,6 +177,29 @@ def test_a_reader_too_slow_for_the_end_of_its_answer_does_not_leave_a_deaf_conne
     on_router(test, serving={"first_token_timeout_s": 2.0})
 
 
+def test_an_engine_sees_at_once_that_it_is_given_up() -> None:
+    # A plain close would be told in its turn only, which memory pressure can put off.
+    ends: list[Exception] = []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read()
+        except ConnectionResetError as reset:
+            ends.append(reset)
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        async with SimFleet(prefill=2, decode=1) as fleet:
+            mute = await asyncio.start_server(silent, "127.0.0.1", 0)
+            fleet["p0"].port = mute.sockets[0].getsockname()[1]
+            async with mute, routed(fleet=fleet, serving={"prefill_timeout_s": 0.1}) as where:
+                assert (await where.ask(CHAT, body_for(CHAT))).status == 200
+                await eventually(lambda: len(ends) == 1)
+
+    run_in_loop(main())
+
+
 def test_an_engine_that_does_not_say_how_long_a_prompt_is_holds_nobody_up() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
