@@ -2,14 +2,16 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from narwhal._fast.batch cimport Batch, Call, MOST_CALLS
 from narwhal._fast.epoll cimport epoll_event
 
 cdef enum:
     AT_ONCE = 16        # connections that are read before the first of them is served
-    MOST_HELD = 128     # writes that are held before they are sent
+    MOST_HELD = MOST_CALLS  # writes that are held before they are sent
     FAILED = -1         # sizes of a Read: it failed
     NOT_READ = -2       # it was not tried: nothing came, or nothing is wanted
     NOBODYS = -3        # the transport has gone
+    IN_BATCH = -4       # it is about to be tried
 
 # In what order connections are served.
 cdef enum Rank:
@@ -28,6 +30,7 @@ cdef struct Held:
     uint64_t tag        # whose it is, as epoll is told
     Py_ssize_t start    # where it lies among what is held
     Py_ssize_t size
+    bint alone          # it is sent by itself
 
 cdef class Receiver:
     # A protocol of the event loop's whose bytes need not become an object first. What is at p is good until
@@ -52,6 +55,7 @@ cdef class Reactor:
     cdef list replies           # transports of which there is news, of rank REPLY
     cdef list requests          # and of rank REQUEST
     cdef bint holding           # what is written now is held, to be sent with what others write
+    cdef public Batch batch     # of reads or of held writes
     cdef unsigned char* arena   # what is held
     cdef Py_ssize_t held_size   # bytes of it
     cdef Held held[MOST_HELD]
@@ -99,6 +103,7 @@ cdef class Transport:
     cdef int put(self, const unsigned char* p, Py_ssize_t n) except -1
     cdef int put_pieces(self, list pieces, Py_ssize_t size) except -1
     cdef bint defer_acks(self) noexcept
+    cdef bint wants(self, uint32_t events) noexcept
     cdef int ready(self, Read* read) except -1
     cdef int look_again(self) except -1
     cdef int end_of_file(self) except -1

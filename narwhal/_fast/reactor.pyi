@@ -1,9 +1,12 @@
 import asyncio
 from typing import Any
 
+from narwhal._fast.batch import Batch
+
 class Receiver(asyncio.Protocol): ...
 
 class Reactor:
+    batch: Batch
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> Reactor: ...
     @property

@@ -35,6 +35,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from narwhal._fast.batch cimport Batch, Call
 from narwhal._fast.clock cimport now
 from narwhal._fast.epoll cimport (
     EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN,
@@ -97,15 +98,6 @@ cdef double MOST_S = 0.001      # seconds of requests before streams have their 
 _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
 
 
-cdef inline void take_in(Transport transport, Read* read) noexcept:
-    # Read what came, if anything did and it is wanted.
-    read.size = NOT_READ
-    if transport.reading and read.events & (EPOLLIN | ENDS):
-        read.size = recv(transport.fd, read.start, read.room, MSG_DONTWAIT)
-        if read.size < 0:
-            read.error = errno
-
-
 cdef class Receiver:
     cdef int receive(self, const unsigned char* p, Py_ssize_t n) except -1:
         raise NotImplementedError
@@ -129,6 +121,7 @@ cdef class Reactor:
         self.replies = []
         self.requests = []
         self.ended = []
+        self.batch = Batch()
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
             raise os_error(errno)
@@ -242,12 +235,21 @@ cdef class Reactor:
         return p
 
     cdef int send_held(self) except -1:
-        # In the first pass nobody is told of anything, so nobody writes meanwhile.
+        # In the first two passes nobody is told of anything, so nobody writes meanwhile.
         cdef Transport transport
         cdef Held* held
-        cdef ssize_t sent
-        cdef int i, code
+        cdef Call* call
+        cdef Py_ssize_t sent
+        cdef int i, code, calls = 0
         cdef list told = None
+        for i in range(self.held_count):
+            held = &self.held[i]
+            transport = self.owner(held.tag)
+            # A batch goes on where a socket took less, so it must not have another write to the same one.
+            held.alone = transport is None or transport.queued > 0 or transport.held > held.size
+            if not held.alone:
+                self.batch.add(transport.fd, self.arena + held.start, held.size)
+        self.batch.send()
         for i in range(self.held_count):
             held = &self.held[i]
             transport = self.owner(held.tag)
@@ -255,16 +257,21 @@ cdef class Reactor:
                 continue
             transport.held -= held.size
             sent = code = 0
-            if transport.queued == 0:
+            if not held.alone:
+                call = &self.batch.calls[calls]
+                calls += 1
+                sent = call.done
+                code = call.error
+            elif transport.queued == 0:
                 sent = send(transport.fd, self.arena + held.start, held.size, MSG_NOSIGNAL | MSG_DONTWAIT)
-                if sent == held.size:
-                    continue
-                if sent < 0:
-                    code = errno
-                    sent = 0
+                code = errno
+            if sent == held.size:
+                continue
+            if transport.queued == 0:
                 if told is None:
                     told = []
-                told.append((transport, 0 if code == EAGAIN or code == EINTR else code))
+                told.append((transport, code if sent < 0 and code != EAGAIN and code != EINTR else 0))
+            sent = max(sent, 0)
             transport.keep(PyBytes_FromStringAndSize(<char*>self.arena + held.start + sent, held.size - sent))
         self.held_count = 0
         self.held_size = 0
@@ -283,7 +290,7 @@ cdef class Reactor:
         cdef Read reads[AT_ONCE]
         cdef Read* read
         cdef Transport transport
-        cdef int i
+        cdef int i, calls = 0
         if count > 1:
             self.fetch_ahead(events, count)
         for i in range(count):
@@ -298,9 +305,18 @@ cdef class Reactor:
                     (self.replies if transport.rank == REPLY else self.requests).append(transport)
                 transport.news |= read.events
             else:
-                read.room = BUFFER // AT_ONCE if count > 1 else BUFFER
-                read.start = self.buffer + i * (BUFFER // AT_ONCE)
-                take_in(transport, read)
+                read.size = NOT_READ
+                if transport.wants(read.events):
+                    read.size = IN_BATCH
+                    read.room = BUFFER // AT_ONCE if count > 1 else BUFFER
+                    read.start = self.buffer + i * (BUFFER // AT_ONCE)
+                    self.batch.add(transport.fd, read.start, read.room)
+        self.batch.receive()
+        for i in range(count):
+            if reads[i].size == IN_BATCH:
+                reads[i].size = self.batch.calls[calls].done
+                reads[i].error = self.batch.calls[calls].error
+                calls += 1
         for i in range(count):
             if reads[i].size != NOBODYS:
                 # It may be another's by now, or closed.
@@ -356,7 +372,10 @@ cdef class Reactor:
             served += 1
             read.events = transport.news
             transport.news = 0
-            take_in(transport, &read)
+            read.size = NOT_READ
+            if transport.wants(read.events):
+                read.size = recv(transport.fd, read.start, read.room, MSG_DONTWAIT)
+                read.error = errno
             self.ready(transport, &read)
         del waiting[:served]
         return 0
@@ -442,6 +461,10 @@ cdef class Transport:
             close(self.fd)
 
     # ---- reading
+
+    cdef bint wants(self, uint32_t events) noexcept:
+        """Whether these make it worth a read."""
+        return self.reading and events & (EPOLLIN | ENDS) != 0
 
     cdef int ready(self, Read* read) except -1:
         """Something happened to the socket, and this was read from it for that."""

@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from narwhal._fast import loop
+from narwhal._fast.batch import Batch
 from narwhal._fast.link import EngineLink
 from narwhal._fast.outlet import Outlet
 from narwhal._fast.reactor import Reactor, Transport
@@ -39,7 +40,21 @@ HIGH_WATER, LOW_WATER = 65536, 16384
 PLENTY = os.urandom(8 << 20)  # more than a pair of sockets holds
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run, loop.run])
+
+
+def run_one_by_one(main: Coroutine[Any, Any, None]) -> None:
+    """On the router's own loop, where the system has no lists of calls."""
+
+    async def without_lists() -> None:
+        reactor = Reactor.of(asyncio.get_running_loop())
+        reactor.batch = Batch(alone=True)
+        await main
+        assert not reactor.batch.listed
+
+    loop.run(without_lists())
+
+
+on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run, loop.run, run_one_by_one])
 
 
 class Told(asyncio.Protocol):
@@ -251,26 +266,26 @@ def test_bytes_arrive_once_and_in_order_whatever_the_reader_does(
 
 WRITES = st.lists(
     st.tuples(
-        st.integers(0, 3),
+        st.integers(0, 7),
         st.integers(1, 300) | st.integers(8_000, 16_384) | st.integers(1, 100_000),
         st.integers(1, 40),
         st.booleans(),
     ),
-    max_size=12,
+    max_size=16,
 )
 LAST_STEPS = st.lists(
-    st.sampled_from(["nothing", "close", "write_eof", "ask", "abort", "peer"]), min_size=4, max_size=4
+    st.sampled_from(["nothing", "close", "write_eof", "ask", "abort", "peer"]), min_size=8, max_size=8
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(WRITES, LAST_STEPS)
+@settings(max_examples=80, deadline=None)
+@given(WRITES, LAST_STEPS, st.sampled_from([loop.run, run_one_by_one]))
 def test_what_several_write_in_one_turn_goes_to_each_in_order(
-    writes: list[tuple[int, int, int, bool]], last: list[str]
+    writes: list[tuple[int, int, int, bool]], last: list[str], run: Run
 ) -> None:
     async def main() -> None:
-        ends = [End(Told(keep_open=True)) for _ in range(4)]
-        written = [0] * 4
+        ends = [End(Told(keep_open=True)) for _ in range(8)]
+        written = [0] * 8
         for which, size, times, in_pieces in writes:
             outlet = Outlet()
             outlet.attach(ends[which].transport)
@@ -308,7 +323,7 @@ def test_what_several_write_in_one_turn_goes_to_each_in_order(
             end.peer.close()
         await until(lambda: all(end.told.calls[-1][0] == "lost" for end in ends))
 
-    loop.run(main())
+    run(main())
 
 
 @on_each_loop
@@ -792,6 +807,62 @@ def test_streams_are_served_before_replies_and_those_before_requests(run: Run) -
         await close(stream)
 
     run(main())
+
+
+def system_has_lists() -> bool:
+    """Whether it takes a list of calls, found out by the only way there is."""
+    found = []
+
+    async def main() -> None:
+        ends = [End() for _ in range(8)]
+        outlets = [Outlet() for _ in ends]
+        for end, outlet in zip(ends, outlets, strict=True):
+            outlet.attach(end.transport)
+            outlet.write_bytes(b"x")
+        await until(lambda: all(end.read() == b"x" for end in ends))
+        found.append(ends[0].reactor.batch.listed)
+        for end in ends:
+            end.transport.close()
+            end.peer.close()
+        await turns()
+
+    loop.run(main())
+    return found[0]
+
+
+def test_a_system_that_takes_lists_of_calls_is_given_them() -> None:
+    kernel = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    disabled = Path("/proc/sys/kernel/io_uring_disabled")
+    if kernel < (6, 1) or (disabled.exists() and disabled.read_text().strip() != "0"):
+        pytest.skip("this system has no io_uring that can be used")
+    assert system_has_lists()
+
+
+def test_a_loop_that_goes_on_in_another_thread_loses_nothing() -> None:
+    # A list is the affair of the thread that gave the first. The system refuses the next.
+    mine = loop.Loop()
+    ends: list[End] = []
+
+    async def write(data: bytes) -> None:
+        if not ends:
+            ends.extend(End() for _ in range(8))
+        outlets = [Outlet() for _ in ends]
+        for end, outlet in zip(ends, outlets, strict=True):
+            outlet.attach(end.transport)
+            outlet.write_bytes(data)
+        await until(lambda: all(end.read() == data for end in ends))
+
+    mine.run_until_complete(write(b"one"))
+    other = threading.Thread(target=lambda: mine.run_until_complete(write(b"two")))
+    other.start()
+    other.join()
+    assert not ends[0].reactor.batch.listed
+    mine.run_until_complete(write(b"three"))
+    for end in ends:
+        end.transport.abort()
+        end.peer.close()
+    mine.run_until_complete(turns())
+    mine.close()
 
 
 def test_loops_in_two_threads_do_not_meet() -> None:
