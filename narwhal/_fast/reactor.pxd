@@ -1,5 +1,6 @@
 # The loop's own plain TCP connections, served from Cython. See reactor.pyx.
 
+from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 
 from narwhal._fast.batch cimport Batch, Call, MOST_CALLS
@@ -27,7 +28,7 @@ cdef struct Read:
     uint32_t events     # why it was tried
 
 cdef struct Held:
-    uint64_t tag        # whose it is, as epoll is told
+    PyObject* transport  # not counted: one that has something held is not closed before that is sent
     Py_ssize_t start    # where it lies among what is held
     Py_ssize_t size
     bint alone          # it is sent by itself

@@ -225,7 +225,7 @@ cdef class Reactor:
             if transport.fd < 0 or transport.queued:
                 return NULL
         held = &self.held[self.held_count]
-        held.tag = <uint64_t>transport.generation << 32 | <uint32_t>transport.fd
+        held.transport = <PyObject*>transport
         held.start = self.held_size
         held.size = n
         p = self.arena + self.held_size
@@ -244,17 +244,15 @@ cdef class Reactor:
         cdef list told = None
         for i in range(self.held_count):
             held = &self.held[i]
-            transport = self.owner(held.tag)
+            transport = <Transport>held.transport
             # A batch goes on where a socket took less, so it must not have another write to the same one.
-            held.alone = transport is None or transport.queued > 0 or transport.held > held.size
+            held.alone = transport.queued > 0 or transport.held > held.size
             if not held.alone:
                 self.batch.add(transport.fd, self.arena + held.start, held.size)
         self.batch.send()
         for i in range(self.held_count):
             held = &self.held[i]
-            transport = self.owner(held.tag)
-            if transport is None:
-                continue
+            transport = <Transport>held.transport
             transport.held -= held.size
             sent = code = 0
             if not held.alone:
