@@ -223,7 +223,9 @@ cdef class Body:
         return NULL if i < 0 else self.members + i
 
     cdef bytes text_of(self, Member* member):
-        return self.raw[member.value_start:member.value_end]
+        return PyBytes_FromStringAndSize(
+            <const char*>self.text + member.value_start, member.value_end - member.value_start
+        )
 
     def keys(self):
         """The keys, escapes resolved, each once, in order of first appearance."""
