@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +175,15 @@ def test_a_state_file_that_is_no_such_file_stops_the_start_and_says_what_to_do(t
     assert "Traceback" not in ended.stderr
 
 
+async def command(where: Routed, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run a command against the router."""
+    return await where.router.loop.run_in_executor(None, lambda: commands.run(*args, "--url", where.url))
+
+
 def test_the_commands_drain_show_and_readmit() -> None:
     async def test(where: Routed) -> None:
-        url = ("--url", where.url)
-
         async def run(*args: str) -> str:
-            ended = await where.router.loop.run_in_executor(None, lambda: commands.run(*args, *url))
+            ended = await command(where, *args)
             assert ended.returncode == 0, ended.stderr
             return ended.stdout
 
@@ -196,5 +200,19 @@ def test_the_commands_drain_show_and_readmit() -> None:
         wrong = commands.run("drain", "d0", "--url", "http://127.0.0.1:1")
         assert wrong.returncode == 1
         assert "no answer from http://127.0.0.1:1" in wrong.stderr
+
+    on_router(test, **PAIRS)
+
+
+@pytest.mark.parametrize("what", ["drain", "readmit"])
+def test_a_command_on_an_engine_that_is_not_there_says_which_and_which_there_are(what: str) -> None:
+    async def test(where: Routed) -> None:
+        wrong = await command(where, what, "d1", "d9", "nonsense")
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert wrong.stderr == (
+            'narwhal: the router has no engine "d9" (did you mean d0?) or "nonsense"; nothing was changed. '
+            "It has p0, p1, d0, d1\n"
+        )
+        assert available(where) == ["p0", "p1", "d0", "d1"]
 
     on_router(test, **PAIRS)
