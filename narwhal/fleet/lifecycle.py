@@ -43,6 +43,7 @@ class State(StrEnum):
 _IN_SERVICE = (State.SERVING, State.READMITTING)
 _DOUBTFUL = (State.PROBING, State.EJECTED)
 DRAINS = (State.DRAINING, State.DRAINED)
+_OTHER = {RoleCode.PREFILL: RoleCode.DECODE, RoleCode.DECODE: RoleCode.PREFILL}
 
 
 class Rules(Protocol):
@@ -317,6 +318,15 @@ class Lifecycle:
             if life.role is role and life.state in _IN_SERVICE
         ]
 
+    def stand_ins(self) -> dict[RoleCode, list[int]]:
+        """The roles that no engine is left for, and the engines that serve whole requests instead."""
+        found: dict[RoleCode, list[int]] = {}
+        for engine, life in enumerate(self.lives):
+            other = _OTHER.get(life.role)
+            if other is not None and self._table.available[engine] and self._table.role[engine] != life.role:
+                found.setdefault(other, []).append(engine)
+        return found
+
     def _eject(self, engine: int, why: str, now: float, *, refused: bool) -> None:
         life = self.lives[engine]
         life.refused = refused
@@ -376,7 +386,7 @@ class Lifecycle:
     def _take_over(self) -> None:
         # An engine of a split fleet whose other half is missing runs whole requests.
         able = {life.role for engine, life in enumerate(self.lives) if self._table.available[engine]}
-        for role, other in ((RoleCode.PREFILL, RoleCode.DECODE), (RoleCode.DECODE, RoleCode.PREFILL)):
+        for role, other in _OTHER.items():
             wanted = role if other in able or role not in able else RoleCode.BOTH
             self._set_roles(role, wanted)
 

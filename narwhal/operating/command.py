@@ -181,6 +181,12 @@ def _tell(work: Callable[[], dict[str, Any]]) -> int:
         )
     console.print(rows)
     console.print(f"\nThe router is {report['status']}.", markup=False)
+    for role, others in report.get("stand_ins", {}).items():
+        serve = "serves" if len(others) == 1 else "serve"
+        console.print(
+            f"No {role} engine is in service: {_listed(others)} {serve} whole requests until one is back.",
+            markup=False,
+        )
     if "warning" in report:
         console.print(f"Take care: {report['warning']}", markup=False)
     return 0

@@ -204,6 +204,30 @@ def test_the_commands_drain_show_and_readmit() -> None:
     on_router(test, **PAIRS)
 
 
+def test_draining_the_last_of_a_role_says_at_once_who_serves_instead() -> None:
+    async def test(where: Routed) -> None:
+        assert (await where.ask(DRAIN, {"engines": ["d0"]})).json()["stand_ins"] == {}
+        told = "No decode engine is in service: p0, p1 serve whole requests until one is back."
+        shown = await command(where, "drain", "d1")
+        assert told in shown.stdout
+        assert (await where.ask(SHOW, method="GET")).json()["stand_ins"] == {"decode": ["p0", "p1"]}
+        assert (await where.ask(CHAT, body_for(CHAT))).status == 200  # they do
+        back = await command(where, "readmit", "d0")
+        await eventually(lambda: "d0" in available(where))
+        assert (await where.ask(SHOW, method="GET")).json()["stand_ins"] == {}
+        assert "whole requests" not in back.stdout + (await command(where, "engines")).stdout
+
+    on_router(test, **PAIRS, recovery={"readmit_ramp_s": 0.01})
+
+
+def test_a_fleet_that_drains_as_a_whole_has_nobody_who_serves_instead() -> None:
+    async def test(where: Routed) -> None:
+        everyone = {"engines": ["p0", "p1", "d0", "d1"]}
+        assert (await where.ask(DRAIN, everyone)).json()["stand_ins"] == {}
+
+    on_router(test, **PAIRS)
+
+
 @pytest.mark.parametrize("what", ["drain", "readmit"])
 def test_a_command_on_an_engine_that_is_not_there_says_which_and_which_there_are(what: str) -> None:
     async def test(where: Routed) -> None:
