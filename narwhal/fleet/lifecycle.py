@@ -70,6 +70,11 @@ class Change(NamedTuple):
     after: State
     why: str
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is wrong with the engine. To be ejected is the way back from a drain, too."""
+        return self.after in _DOUBTFUL and self.before not in DRAINS
+
 
 @dataclass(slots=True)
 class Life:
@@ -145,6 +150,7 @@ class Lifecycle:
         """The table has one more engine, which is to prove itself before it serves."""
         engine = len(self.lives)
         self._enter(engine, now)
+        self.lives[engine].state = State.DRAINED  # it did not serve until now, by nobody's fault
         self._move(engine, State.EJECTED, "it is new, and is to prove itself", now)
 
     def retire(self, engines: Iterable[int], now: float) -> None:
@@ -279,7 +285,7 @@ class Lifecycle:
             if life.state is State.DRAINING:
                 moves.append((engine, State.SERVING, "its drain was called off"))
             elif life.state is State.DRAINED:
-                moves.append((engine, State.EJECTED, "it is to come back once it proves itself"))
+                moves.append((engine, State.EJECTED, "it was readmitted, and is to prove itself"))
         self._move_all(moves, now)
 
     def running(self, engine: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -226,6 +228,25 @@ def test_a_fleet_that_drains_as_a_whole_has_nobody_who_serves_instead() -> None:
         assert (await where.ask(DRAIN, everyone)).json()["stand_ins"] == {}
 
     on_router(test, **PAIRS)
+
+
+def test_a_readmitted_engine_is_no_fault_in_the_log_and_one_that_breaks_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines() -> list[tuple[str, str]]:
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    async def test(where: Routed) -> None:
+        await where.ask(DRAIN, {"engines": ["d0"]})
+        await where.ask(READMIT, {"engines": ["d0"]})
+        await eventually(lambda: "d0" in available(where))
+        assert ("INFO", "engine d0: it was readmitted, and is to prove itself") in lines()
+        assert not [line for line in lines() if line[0] != "INFO" or "ejected" in line[1]]
+        where.router.lifecycle.slowed(2, "it has become slow", monotonic())
+        assert ("WARNING", "engine d0 is ejected: it has become slow") in lines()
+
+    with caplog.at_level(logging.INFO, "narwhal.serving"):
+        on_router(test, **PAIRS, recovery={"readmit_ramp_s": 0.01})
 
 
 @pytest.mark.parametrize("what", ["drain", "readmit"])
