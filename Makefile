@@ -20,7 +20,7 @@ help:
 	@echo "make format     let ruff format the code"
 	@echo "make bench      what it costs: benchmarks with tables"
 	@echo "make bench-guard    instructions for an event and a request, against those kept (needs valgrind)"
-	@echo "make bench-compare  CPU and delay beside HAProxy, nginx and vllm-router, as far as they are installed"
+	@echo "make bench-compare  CPU and delay beside HAProxy, nginx, vllm-router and narwhal-inference, as far as they are installed"
 	@echo "make clean      remove the environment and everything built"
 
 # What it is built with comes first and stays, since with a Cython of pip's own all would be compiled twice.

@@ -5,6 +5,7 @@ classes C types and nothing else. docs/design.md says why they are compiled.
 """
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -22,6 +23,7 @@ FAST = {
 TYPED = {"language_level": "3", "annotation_typing": False, "cpow": True, "embedsignature": True}
 
 FLAGS = ["-g0", "-fno-strict-aliasing", "-Wno-maybe-uninitialized"]
+QUIET = "--quiet" in sys.argv  # setuptools' option, which Cython does not see
 JOBS = len(os.sched_getaffinity(0))
 
 
@@ -41,8 +43,14 @@ setup(
             [extension(path, "-O3") for path in sorted(package.glob("_fast/*.pyx"))],
             compiler_directives=FAST,
             nthreads=JOBS,
+            quiet=QUIET,
         ),
-        *cythonize([extension(path, "-O1") for path in typed], compiler_directives=TYPED, nthreads=JOBS),
+        *cythonize(
+            [extension(path, "-O1") for path in typed],
+            compiler_directives=TYPED,
+            nthreads=JOBS,
+            quiet=QUIET,
+        ),
     ],
     options={"build_ext": {"parallel": JOBS}},
 )

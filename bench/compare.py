@@ -4,8 +4,10 @@ Two stand-in engines, one for prefill and one for decode, answer at a known pace
 first core, are measured in turn by the project's own load generator, which shares the other core with the
 engines; each case is gone through several times, and medians are shown. CPU is all that the router's
 processes used, by the kernel's count. HAProxy and nginx pass one leg straight on, to the decode engine, which
-shows what moving the bytes costs. They and `vllm-router` are taken in if they are on the PATH. Any other
-router is started by hand before the engines, whose addresses `--engines` fixes, and named with `--peer`:
+shows what moving the bytes costs. They, `vllm-router` and narwhal-inference (its `narwhal-profile` and
+`narwhal-serve`) are taken in if they are on the PATH; one that does not work is left out, with what it said.
+Any other router is started by hand before the engines, whose addresses `--engines` fixes, and named with
+`--peer`:
 
     python -m bench.compare --engines 8101,8100 --peer other=http://127.0.0.1:9000,PID
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import math
 import os
 import shutil
 import socket
@@ -22,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +49,13 @@ from narwhal.harness.sample import Outcome, Sample
 INTERVAL_S = 0.02
 _BYTES_PER_WORD = 5.1  # of a made-up prompt, the space included
 _START_S = 20.0
+_PROFILING_S = 120.0
+_FEW = 64  # streams: the most that any case but the first has
+# Up to the longest prompts of the cases, so that nothing is read off beyond what was measured.
+_PROFILE = (
+    "--overwrite", "--prefill-lens", "1000,100000,220000", "--decode-input-lens", "64,128",
+    "--decode-tokens", "64",
+)  # fmt: skip
 _NARWHAL = """
 model: {model}
 slo: {{ttft_s: 30, tpot_s: 1}}
@@ -85,6 +97,9 @@ http {{
 """
 
 
+_NEEDED = ("no router", "narwhal")  # what every other is set beside
+
+
 class Case(NamedTuple):
     """One kind of work."""
 
@@ -101,6 +116,8 @@ class Router(NamedTuple):
     name: str
     url: str
     pids: tuple[int, ...]  # empty: nobody's CPU is counted
+    child: subprocess.Popen[str] | None = None  # its process, if it is one of ours
+    log: Path | None = None  # what it says
 
 
 class Figures(NamedTuple):
@@ -113,13 +130,20 @@ class Figures(NamedTuple):
     failed: int
 
 
+class Failed(Exception):
+    """A router that does not work; the text says how."""
+
+
 def cpu_s(pids: Sequence[int]) -> float:
     """Seconds of CPU that processes have used so far, with those children of theirs that live."""
     total = 0.0
     for pid in pids:
         # The clock of another process: the kernel's CPUCLOCK_SCHED of its ID, see clock_getcpuclockid(3).
-        total += time.clock_gettime((~pid << 3) | 2)
-        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        try:
+            total += time.clock_gettime((~pid << 3) | 2)
+            listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            raise Failed(f"process {pid} is gone") from None
         total += cpu_s([int(child) for child in listed])
     return total
 
@@ -149,15 +173,20 @@ class Bench:
         self._decoders = self._engine(engines[1], decoders)
         self.decode = self._decoders[0]
 
-    def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
-        # The children take this process's core with them.
+    @contextmanager
+    def _on_core(self, core: int) -> Iterator[None]:
+        # Children take this process's core with them.
         os.sched_setaffinity(0, {core})
         try:
+            yield
+        finally:
+            os.sched_setaffinity(0, {self._cores[-1]})
+
+    def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
+        with self._on_core(core):
             child = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
             )
-        finally:
-            os.sched_setaffinity(0, {self._cores[-1]})
         self._children.append(child)
         return child
 
@@ -207,16 +236,63 @@ class Bench:
         command += ["--policy", "round_robin", "--prometheus-port", str(_free_port()), "--log-level", "error"]
         return self._on("vllm-router", port, command)
 
-    def _on(self, name: str, port: int, command: Sequence[str]) -> Router:
-        child = self._start(command, self._cores[0])
-        return Router(name, f"http://127.0.0.1:{port}", (child.pid,))
+    def narwhal_inference(self, streams: int) -> Router:
+        """narwhal-inference, which wants its engines profiled first. Raises Failed if it can't do that.
+
+        It gives an engine no more streams than were open then, up to what its profiler can bear.
+        """
+        serve, profile = _path("narwhal-serve"), _path("narwhal-profile")
+        fleet = self._folder / "fleet.json"
+        engines = [
+            {"iid": iid, "url": url, "role": role, "pin": True}
+            for iid, url, role in (("p0", self.prefill, "prefill"), ("d0", self.decode, "decode"))
+        ]
+        slo, profiles = {"ttft_s": 30, "tpot_s": 1}, {"path": str(self._folder / "profiles.json")}
+        head = {"schema": "narwhal.fleet", "schema_version": 2, "model": MODEL}
+        fleet.write_text(json.dumps({**head, "engines": engines, "slo": slo, "profiles": profiles}))
+        # Its package has this one's name, and must not find this one.
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        command = [profile, "--fleet", str(fleet), *_PROFILE]
+        streams = max(streams, _FEW)
+        for most in (streams, streams, _FEW):  # it rejects its own figures where they scatter
+            try:
+                with self._on_core(self._cores[0]):
+                    done = subprocess.run(
+                        [*command, "--decode-concurrency", f"1,{most}"], stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, cwd=self._folder,
+                        env=env, timeout=_PROFILING_S, check=False,
+                    )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                raise Failed(f"narwhal-profile took more than {_PROFILING_S:g} s") from None
+            if done.returncode == 0:
+                break
+        else:
+            raise Failed(f"narwhal-profile ended with status {done.returncode}{_last_words(done.stdout)}")
+        port = _free_port()
+        command = [serve, "--fleet", str(fleet), "--port", str(port), "--log-level", "error"]
+        return self._on("narwhal-inference", port, command, env)
+
+    def _on(
+        self, name: str, port: int, command: Sequence[str], env: Mapping[str, str] = os.environ
+    ) -> Router:
+        log = self._folder / f"{name}.log"
+        with self._on_core(self._cores[0]), log.open("w") as file:
+            child = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, text=True, env=env, cwd=self._folder
+            )
+        self._children.append(child)
+        return Router(name, f"http://127.0.0.1:{port}", (child.pid,), child, log)
 
     def end(self) -> None:
         """Stop all."""
         for child in self._children:
             child.terminate()
         for child in self._children:
-            child.wait()
+            try:
+                child.wait(_START_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
             if child.stdout is not None:
                 child.stdout.close()
 
@@ -235,20 +311,32 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+def _last_words(text: str) -> str:
+    # Two lines: the last one alone is often that it ends now.
+    lines = [line.strip() for line in text.splitlines() if line.strip()][-2:]
+    return f": {'; '.join(lines)}" if lines else " and said nothing"
+
+
 async def up(router: Router) -> None:
-    """Wait until it answers a request. Raises SystemExit if it doesn't."""
+    """Wait until it answers a request. Raises Failed if it doesn't."""
     began = time.monotonic()
     while time.monotonic() - began < _START_S:
-        if not (await measure(router, Case("", "request", 1, 1, 100), 0.0, 1)).failed:
+        figures = await measure(router, Case("", "request", 1, 1, 100), 0.0, 1, timeout_s=_START_S / 2)
+        if not figures.failed:
             return
+        if router.child is not None and (status := router.child.poll()) is not None:
+            said = "" if router.log is None else _last_words(router.log.read_text(errors="replace"))
+            raise Failed(f"it ended with status {status}{said}")
         await asyncio.sleep(0.2)
-    raise SystemExit(f"bench.compare: {router.name} at {router.url} answers no request")
+    raise Failed(f"it answers no request at {router.url}")
 
 
-async def measure(router: Router, case: Case, seconds: float, requests: int | None = None) -> Figures:
-    """What a case shows in so many seconds, or with so many requests."""
+async def measure(
+    router: Router, case: Case, seconds: float, requests: int | None = None, timeout_s: float = 60.0
+) -> Figures:
+    """What a case shows in so many seconds, or with so many requests. Raises Failed if it is gone."""
     samples: list[Sample] = []
-    endpoint = Endpoint(Access(read_url(router.url)), timeout_s=60.0)
+    endpoint = Endpoint(Access(read_url(router.url)), timeout_s=timeout_s)
     try:
         words = max(1, round(case.body_bytes / _BYTES_PER_WORD))
         load = Load(
@@ -276,8 +364,14 @@ async def measure(router: Router, case: Case, seconds: float, requests: int | No
 
 
 async def _measure(routers: Sequence[Router], args: argparse.Namespace, console: Console) -> None:
+    working = []
     for router in routers:
-        await up(router)
+        try:
+            await up(router)
+        except Failed as failed:
+            _leave_out(console, router.name, failed)
+        else:
+            working.append(router)
     cases = [
         Case(f"{args.streams} streams, {INTERVAL_S * 1000:g} ms apart", "event", args.streams, 100, 200),
         Case("64 at once, 1 token", "request", 64, 1, 200),
@@ -285,18 +379,29 @@ async def _measure(routers: Sequence[Router], args: argparse.Namespace, console:
         Case("16 at once, 1 token, 1 MiB body", "request", 16, 1, 1 << 20),
     ]
     for case in cases:
-        seen: dict[str, list[Figures]] = {router.name: [] for router in routers}
+        seen: dict[str, list[Figures]] = {router.name: [] for router in working}
         for number in range(args.rounds):
-            for router in routers:
+            for router in list(working):
                 console.print(f"{case.title}: round {number + 1} of {args.rounds}, {router.name}", end="\r")
-                seen[router.name].append(await measure(router, case, args.seconds))
+                try:
+                    seen[router.name].append(await measure(router, case, args.seconds))
+                except Failed as failed:
+                    _leave_out(console, router.name, failed)
+                    working.remove(router)
+                    del seen[router.name]
         console.print(_table(case, seen), "")
+
+
+def _leave_out(console: Console, name: str, failed: Failed) -> None:
+    if name in _NEEDED:
+        raise SystemExit(f"bench.compare: {name}: {failed}")
+    console.print(f"{name} failed, so it is left out: {failed}", markup=False)
 
 
 def _table(case: Case, seen: dict[str, list[Figures]]) -> Table:
     events = case.unit == "event"
     table = Table(box=SIMPLE_HEAD, show_edge=False, title=case.title, title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     headings = [f"CPU µs per {case.unit}", "narwhal to it", "TTFT p50, ms"]
     if events:
         headings += ["gap p50, ms", "p99"]
@@ -304,13 +409,21 @@ def _table(case: Case, seen: dict[str, list[Figures]]) -> Table:
         table.add_column(heading, justify="right")
     cpu = {name: statistics.median(one.cpu for one in rounds) for name, rounds in seen.items()}
     for name, rounds in seen.items():
-        cells = [f"{cpu[name] * 1e6:.1f}", f"{cpu['narwhal'] / cpu[name]:.2f} ×"] if cpu[name] else ["", ""]
-        cells.append(f"{statistics.median(one.ttft for one in rounds) * 1000:.2f}")
+        cells = (
+            [_cell(cpu[name] * 1e6, ".1f"), _cell(cpu["narwhal"] / cpu[name], ".2f", " ×")]
+            if cpu[name]
+            else ["", ""]
+        )
+        cells.append(_cell(statistics.median(one.ttft for one in rounds) * 1000))
         if events:
-            cells.append(f"{statistics.median(one.gap_p50 for one in rounds) * 1000:.2f}")
-            cells.append(f"{statistics.median(one.gap_p99 for one in rounds) * 1000:.2f}")
+            cells.append(_cell(statistics.median(one.gap_p50 for one in rounds) * 1000))
+            cells.append(_cell(statistics.median(one.gap_p99 for one in rounds) * 1000))
         table.add_row(name, *cells, str(sum(one.failed for one in rounds) or ""))
     return table
+
+
+def _cell(value: float, form: str = ".2f", unit: str = "") -> str:
+    return "" if math.isnan(value) else f"{value:{form}}{unit}"  # nan: no request was served
 
 
 def _peer(text: str) -> Router:
@@ -344,12 +457,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args.engines)
         try:
-            routers = [Router("no router", bench.decode, ()), bench.narwhal()]
-            for start in (bench.haproxy, bench.nginx, bench.vllm_router):
+            routers = [Router(_NEEDED[0], bench.decode, ()), bench.narwhal()]
+            for name, start in (
+                ("HAProxy", bench.haproxy), ("nginx", bench.nginx), ("vllm-router", bench.vllm_router),
+                ("narwhal-inference", lambda: bench.narwhal_inference(args.streams)),
+            ):  # fmt: skip
                 try:
                     routers.append(start())
                 except LookupError as missing:
                     console.print(f"Not on the PATH, so left out: {missing}")
+                except Failed as failed:
+                    _leave_out(console, name, failed)
             uvloop.run(_measure([*routers, *args.peer], args, console))
         finally:
             bench.end()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import uvloop
 from rich.console import Console
 
-from bench.compare import Bench, Case, Router, measure, up
+from bench.compare import Bench, Case, Failed, Router, measure, up
 
 _RATE = 8000  # events a second
 _TOKENS = 40
@@ -74,6 +74,8 @@ def main() -> int:
             )
             try:
                 cpu_s, failed, grown = uvloop.run(_row(bench.narwhal(), row, rounds))
+            except Failed as reason:
+                raise SystemExit(f"bench.growth: the router failed: {reason}") from None
             finally:
                 bench.end()
         memory = f"{grown / 1000:.1f}" if row.streams > 2000 else ""

@@ -24,23 +24,24 @@ import uvloop
 from narwhal._fast.timer import Timer
 
 MODEL = "paced"
+_CONTEXT = 1 << 20
 _META = {"id": "cmpl-8f0e6f2e4c8b4d0d", "object": "text_completion", "created": 1764400000, "model": MODEL}
 _PREFILLED = _META | {
     "choices": [{"index": 0, "text": " word", "message": {"role": "assistant", "content": " word"},
                  "logprobs": None, "finish_reason": "length", "token_ids": [1234]}],
-    "usage": {"prompt_tokens": 64, "completion_tokens": 1, "total_tokens": 65},
     "kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": False, "tp_size": 1,
                            "remote_block_ids": [1, 2, 3], "remote_engine_id": "paced",
                            "remote_request_id": "r", "remote_host": "127.0.0.1", "remote_port": 5600},
 }  # fmt: skip
 _PAGES: dict[bytes, Any] = {
     b"/health": {},
-    b"/metrics": {},
     b"/version": {"version": "0.0.0"},
-    b"/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 1 << 20}]},
+    b"/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": _CONTEXT}]},
 }
+_METRICS = b"process_start_time_seconds %d\n" % time.time()
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _PHASES = 64
+_PREFILL_S, _TOKEN_S = 0.02, 1e-6  # what a prompt takes outside of a split request
 _FRAME = 200  # bytes of an event besides its text, about
 
 
@@ -49,11 +50,21 @@ def _chunk(value: Any) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _event(*, chat: bool, ids: bool, size: int) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None, "stop_reason": None}
+def _event(*, chat: bool, ids: bool, size: int, finish: str | None = None) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish, "stop_reason": None}
     text = " word" * max(1, (size - _FRAME) // 5)
     choice |= {"delta": {"content": text}} if chat else {"text": text}
-    return _META | {"choices": [choice | ({"token_ids": [1234]} if ids else {})]}
+    return _chunk(_META | {"choices": [choice | ({"token_ids": [1234]} if ids else {})]})
+
+
+def _prompt_tokens(body: dict[str, Any]) -> int:
+    """As many as there are words; a prompt of IDs has as many as it says."""
+    asked = [body["prompt"]] if "prompt" in body else [one["content"] for one in body["messages"]]
+    return sum(one.count(" ") + 1 if isinstance(one, str) else len(one) for one in asked)
+
+
+def _usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 class _Connection(asyncio.Protocol):
@@ -64,7 +75,8 @@ class _Connection(asyncio.Protocol):
         self._target = b""
         self._request_id = ""
         self._body = b""
-        self._event = b""
+        self._event = self._last = b""
+        self._prompt_tokens = 0
         self.left = self.total = 0
         self.sent = array("d")
 
@@ -92,17 +104,26 @@ class _Connection(asyncio.Protocol):
             self._reply(list(self._engine.sent[self._target[6:].decode()]))
         elif self._target in _PAGES:
             self._reply(_PAGES[self._target])
+        elif self._target == b"/metrics":
+            self._send(_METRICS)
+        elif self._target == b"/tokenize":
+            count = _prompt_tokens(orjson.loads(self._body))
+            self._reply({"count": count, "max_model_len": _CONTEXT, "tokens": [1234] * count})
         else:
             self._complete(orjson.loads(self._body))
 
     def _complete(self, body: dict[str, Any]) -> None:
-        if (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
-            self._reply(_PREFILLED)
+        tokens = self._prompt_tokens = _prompt_tokens(body)
+        if body.get("stream") is not True:
+            # A leg of a split request costs nothing here; a peer that measures prompts must find a curve.
+            prefill_s = 0.0 if body.get("kv_transfer_params") else _PREFILL_S + tokens * _TOKEN_S
+            reply = _PREFILLED | {"usage": _usage(tokens, 1)}
+            asyncio.get_running_loop().call_later(prefill_s, self._reply, reply)
             return
         chat = self._target.startswith(b"/v1/chat/")
-        self._event = _chunk(
-            _event(chat=chat, ids=body.get("return_token_ids") is True, size=self._engine.event_bytes)
-        )
+        ids, size = body.get("return_token_ids") is True, self._engine.event_bytes
+        self._event = _event(chat=chat, ids=ids, size=size)
+        self._last = _event(chat=chat, ids=ids, size=size, finish="length")
         self.left = self.total = body.get("max_tokens") or body["max_completion_tokens"]
         self.sent = self._engine.sent[self._request_id] = array("d")
         if self._engine.paced:
@@ -111,15 +132,20 @@ class _Connection(asyncio.Protocol):
             self.step()
 
     def _reply(self, value: Any) -> None:
-        body = orjson.dumps(value)
+        self._send(orjson.dumps(value))
+
+    def _send(self, body: bytes) -> None:
+        if self._transport.is_closing():
+            return
         self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
     def step(self) -> None:
         """Send the next event."""
-        data = self._event if self.sent else _HEAD + self._event
         self.left -= 1
+        event = self._event if self.left else self._last
+        data = event if self.sent else _HEAD + event
         if self.left == 0:
-            usage = {"prompt_tokens": 1, "completion_tokens": self.total, "total_tokens": 1 + self.total}
+            usage = _usage(self._prompt_tokens, self.total)
             data += _chunk(_META | {"choices": [], "usage": usage}) + _chunk(b"[DONE]") + b"0\r\n\r\n"
         self.sent.append(time.monotonic())
         self._transport.write(data)

@@ -18,6 +18,7 @@ from typing import TypeGuard
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from narwhal.config.broken import explain
 from narwhal.config.problems import ConfigError, Problem
 
 MAX_FILE_BYTES = 1 << 20
@@ -78,10 +79,7 @@ def compose(text: str | bytes, source: str) -> Node | None:
         line = text.count("\n", 0, error.position) + 1
         problem = Problem("", line, f"the character {text[error.position]!a}", "printable text")
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = " ".join(part for part in (error.context, error.problem) if part)
-        line = mark.line + 1 if mark else 0
-        problem = Problem("", line, f"broken YAML: {what}", "YAML (spaces, not tabs, for indentation)")
+        problem = explain(text, error)
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML lets Python's own errors through for numbers out of range in escapes and directives.
         problem = Problem("", 0, f"broken YAML: {error}", "YAML")

@@ -136,7 +136,7 @@ class _Reader:
             full = _join(path, name)
             key = keys.get(name)
             if key is None:
-                self._report(full, entry.line, "an unknown key", _nearest(table, name))
+                self._report(full, entry.line, f"an unknown key{_meant(table, name)}", _list(table))
                 continue
             found = self._value(key, name in required_of(table), entry.value, full)
             if found is not None:
@@ -230,9 +230,15 @@ def _list(table: type) -> str:
     return ", ".join(keys_of(table))
 
 
-def _nearest(table: type, name: str) -> str:
-    """What to say of an unknown key: the key it was probably meant to be, here or in another section."""
+def _meant(table: type, name: str) -> str:
+    """The key that an unknown one was probably meant to be, here or in another section.
+
+    It comes before what is allowed, which may be a long list.
+    """
+    key, glued, value = name.partition(":")
+    if glued and key in keys_of(table):
+        return f" (did you mean {key}: {value[:64]}, with a space?)"
     near = difflib.get_close_matches(name[:64], keys_of(table), n=1, cutoff=0.7)
     if not near:
         near = [row.path for row in describe() if row.path.rpartition(".")[2] == name][:1]
-    return f"{_list(table)}" + (f" (did you mean {near[0]}?)" if near else "")
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -43,6 +43,7 @@ class State(StrEnum):
 _IN_SERVICE = (State.SERVING, State.READMITTING)
 _DOUBTFUL = (State.PROBING, State.EJECTED)
 DRAINS = (State.DRAINING, State.DRAINED)
+_OTHER = {RoleCode.PREFILL: RoleCode.DECODE, RoleCode.DECODE: RoleCode.PREFILL}
 
 
 class Rules(Protocol):
@@ -68,6 +69,11 @@ class Change(NamedTuple):
     before: State
     after: State
     why: str
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is wrong with the engine. To be ejected is the way back from a drain, too."""
+        return self.after in _DOUBTFUL and self.before not in DRAINS
 
 
 @dataclass(slots=True)
@@ -144,6 +150,7 @@ class Lifecycle:
         """The table has one more engine, which is to prove itself before it serves."""
         engine = len(self.lives)
         self._enter(engine, now)
+        self.lives[engine].state = State.DRAINED  # it did not serve until now, by nobody's fault
         self._move(engine, State.EJECTED, "it is new, and is to prove itself", now)
 
     def retire(self, engines: Iterable[int], now: float) -> None:
@@ -278,7 +285,7 @@ class Lifecycle:
             if life.state is State.DRAINING:
                 moves.append((engine, State.SERVING, "its drain was called off"))
             elif life.state is State.DRAINED:
-                moves.append((engine, State.EJECTED, "it is to come back once it proves itself"))
+                moves.append((engine, State.EJECTED, "it was readmitted, and is to prove itself"))
         self._move_all(moves, now)
 
     def running(self, engine: int) -> int:
@@ -316,6 +323,15 @@ class Lifecycle:
             for engine, life in enumerate(self.lives)
             if life.role is role and life.state in _IN_SERVICE
         ]
+
+    def stand_ins(self) -> dict[RoleCode, list[int]]:
+        """The roles that no engine is left for, and the engines that serve whole requests instead."""
+        found: dict[RoleCode, list[int]] = {}
+        for engine, life in enumerate(self.lives):
+            other = _OTHER.get(life.role)
+            if other is not None and self._table.available[engine] and self._table.role[engine] != life.role:
+                found.setdefault(other, []).append(engine)
+        return found
 
     def _eject(self, engine: int, why: str, now: float, *, refused: bool) -> None:
         life = self.lives[engine]
@@ -376,7 +392,7 @@ class Lifecycle:
     def _take_over(self) -> None:
         # An engine of a split fleet whose other half is missing runs whole requests.
         able = {life.role for engine, life in enumerate(self.lives) if self._table.available[engine]}
-        for role, other in ((RoleCode.PREFILL, RoleCode.DECODE), (RoleCode.DECODE, RoleCode.PREFILL)):
+        for role, other in _OTHER.items():
             wanted = role if other in able or role not in able else RoleCode.BOTH
             self._set_roles(role, wanted)
 

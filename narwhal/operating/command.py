@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -21,10 +22,16 @@ from narwhal.arguments import seconds
 _TIMEOUT_S = 10.0
 _POLL_S = 0.5
 _LONGEST_S = 7 * 86400.0
+_NAMES = 20  # of engines that a message repeats
+_NEAR = 0.5  # similarity from which a name is proposed: two letters of which one is right
 
 
 class _Refused(Exception):
-    """The router did not do it; the text says why."""
+    """The router did not do it; the text says why, and `param` which member of the body is to blame."""
+
+    def __init__(self, text: str, param: str = "") -> None:
+        super().__init__(text)
+        self.param = param
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, chooses: bool) -> None:
@@ -66,7 +73,7 @@ def drain(args: argparse.Namespace) -> int:
             wanted["deadline_s"] = args.deadline
         if args.reason is not None:
             wanted["reason"] = args.reason
-        report = _ask(args, "/narwhal/lifecycle/drain", wanted)
+        report = _order(args, "drain", wanted)
         while args.wait and not all(
             engine["safe_to_stop"] for engine in report["engines"] if engine["id"] in wanted["engines"]
         ):
@@ -79,7 +86,7 @@ def drain(args: argparse.Namespace) -> int:
 
 def readmit(args: argparse.Namespace) -> int:
     """Take some back; the exit status."""
-    return _tell(lambda: _ask(args, "/narwhal/lifecycle/readmit", {"engines": _chosen(args)}))
+    return _tell(lambda: _order(args, "readmit", {"engines": _chosen(args)}))
 
 
 def _chosen(args: argparse.Namespace) -> list[str]:
@@ -88,6 +95,36 @@ def _chosen(args: argparse.Namespace) -> list[str]:
     if not args.engines:
         raise _Refused("name at least one engine, or give --all")
     return list(args.engines)
+
+
+def _order(args: argparse.Namespace, what: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _ask(args, f"/narwhal/lifecycle/{what}", wanted)
+    except _Refused as refused:
+        if not refused.param.startswith("engines["):
+            raise
+        # The router's words are about a request's body, which whoever typed a name has not seen.
+        known = [engine["id"] for engine in _ask(args, "/narwhal/lifecycle")["engines"]]
+        unknown = [_described(name, known) for name in wanted["engines"] if name not in known]
+        if not unknown:
+            raise
+    raise _Refused(
+        f"the router has no engine {' or '.join(unknown)}; nothing was changed. It has {_listed(known)}"
+    )
+
+
+def _described(name: str, known: Sequence[str]) -> str:
+    def likeness(other: str) -> tuple[float, bool]:
+        one, two = name.casefold(), other.casefold()
+        return difflib.SequenceMatcher(None, one, two).ratio(), one[:1] == two[:1]
+
+    near = max(known, key=likeness, default="")
+    return f'"{name}"' + (f" (did you mean {near}?)" if near and likeness(near)[0] >= _NEAR else "")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES
+    return ", ".join(names[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _ask(args: argparse.Namespace, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -106,17 +143,18 @@ def _ask(args: argparse.Namespace, path: str, body: dict[str, Any] | None = None
             return report
     except urllib.error.HTTPError as error:
         with error:
-            raise _Refused(_message(error)) from None
+            raise _refused(error) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise _Refused(f"no answer from {url}: {reason}; is it a router's address (--url)?") from None
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def _refused(error: urllib.error.HTTPError) -> _Refused:
     try:
-        return str(json.load(error)["error"]["message"])
+        told = json.load(error)["error"]
+        return _Refused(str(told["message"]), told["param"] or "")
     except (ValueError, KeyError, TypeError):
-        return f"{error.url} answered {error.code}, as no router does (--url)"
+        return _Refused(f"{error.url} answered {error.code}, as no router does (--url)")
 
 
 def _tell(work: Callable[[], dict[str, Any]]) -> int:
@@ -143,6 +181,12 @@ def _tell(work: Callable[[], dict[str, Any]]) -> int:
         )
     console.print(rows)
     console.print(f"\nThe router is {report['status']}.", markup=False)
+    for role, others in report.get("stand_ins", {}).items():
+        serve = "serves" if len(others) == 1 else "serve"
+        console.print(
+            f"No {role} engine is in service: {_listed(others)} {serve} whole requests until one is back.",
+            markup=False,
+        )
     if "warning" in report:
         console.print(f"Take care: {report['warning']}", markup=False)
     return 0

@@ -108,4 +108,8 @@ def _report(router: Router) -> dict[str, Any]:
             for engine, life in enumerate(lifecycle.lives)
             if not (life.retired and life.state is State.DRAINED)
         ],
+        "stand_ins": {
+            role.name.lower(): [router.table.ids[engine] for engine in others]
+            for role, others in lifecycle.stand_ins().items()
+        },
     }

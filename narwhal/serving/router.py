@@ -264,10 +264,13 @@ class Router:
     # ---- engines come and go
 
     def _engine_changed(self, change: Change) -> None:
-        level = (
-            logging.WARNING if change.after in (EngineState.PROBING, EngineState.EJECTED) else logging.INFO
-        )
-        log.log(level, "engine %s is %s: %s", self.engines[change.engine].id, change.after, change.why)
+        name = self.engines[change.engine].id
+        if change.is_fault:
+            log.warning("engine %s is %s: %s", name, change.after, change.why)
+        elif change.after is EngineState.EJECTED:
+            log.info("engine %s: %s", name, change.why)  # the state's name would sound like a fault
+        else:
+            log.info("engine %s is %s: %s", name, change.after, change.why)
         if self.lifecycle.all_drained:
             self.readiness.set(
                 State.MAINTENANCE,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -174,12 +177,15 @@ def test_a_state_file_that_is_no_such_file_stops_the_start_and_says_what_to_do(t
     assert "Traceback" not in ended.stderr
 
 
+async def command(where: Routed, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run a command against the router."""
+    return await where.router.loop.run_in_executor(None, lambda: commands.run(*args, "--url", where.url))
+
+
 def test_the_commands_drain_show_and_readmit() -> None:
     async def test(where: Routed) -> None:
-        url = ("--url", where.url)
-
         async def run(*args: str) -> str:
-            ended = await where.router.loop.run_in_executor(None, lambda: commands.run(*args, *url))
+            ended = await command(where, *args)
             assert ended.returncode == 0, ended.stderr
             return ended.stdout
 
@@ -196,5 +202,62 @@ def test_the_commands_drain_show_and_readmit() -> None:
         wrong = commands.run("drain", "d0", "--url", "http://127.0.0.1:1")
         assert wrong.returncode == 1
         assert "no answer from http://127.0.0.1:1" in wrong.stderr
+
+    on_router(test, **PAIRS)
+
+
+def test_draining_the_last_of_a_role_says_at_once_who_serves_instead() -> None:
+    async def test(where: Routed) -> None:
+        assert (await where.ask(DRAIN, {"engines": ["d0"]})).json()["stand_ins"] == {}
+        told = "No decode engine is in service: p0, p1 serve whole requests until one is back."
+        shown = await command(where, "drain", "d1")
+        assert told in shown.stdout
+        assert (await where.ask(SHOW, method="GET")).json()["stand_ins"] == {"decode": ["p0", "p1"]}
+        assert (await where.ask(CHAT, body_for(CHAT))).status == 200  # they do
+        back = await command(where, "readmit", "d0")
+        await eventually(lambda: "d0" in available(where))
+        assert (await where.ask(SHOW, method="GET")).json()["stand_ins"] == {}
+        assert "whole requests" not in back.stdout + (await command(where, "engines")).stdout
+
+    on_router(test, **PAIRS, recovery={"readmit_ramp_s": 0.01})
+
+
+def test_a_fleet_that_drains_as_a_whole_has_nobody_who_serves_instead() -> None:
+    async def test(where: Routed) -> None:
+        everyone = {"engines": ["p0", "p1", "d0", "d1"]}
+        assert (await where.ask(DRAIN, everyone)).json()["stand_ins"] == {}
+
+    on_router(test, **PAIRS)
+
+
+def test_a_readmitted_engine_is_no_fault_in_the_log_and_one_that_breaks_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lines() -> list[tuple[str, str]]:
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    async def test(where: Routed) -> None:
+        await where.ask(DRAIN, {"engines": ["d0"]})
+        await where.ask(READMIT, {"engines": ["d0"]})
+        await eventually(lambda: "d0" in available(where))
+        assert ("INFO", "engine d0: it was readmitted, and is to prove itself") in lines()
+        assert not [line for line in lines() if line[0] != "INFO" or "ejected" in line[1]]
+        where.router.lifecycle.slowed(2, "it has become slow", monotonic())
+        assert ("WARNING", "engine d0 is ejected: it has become slow") in lines()
+
+    with caplog.at_level(logging.INFO, "narwhal.serving"):
+        on_router(test, **PAIRS, recovery={"readmit_ramp_s": 0.01})
+
+
+@pytest.mark.parametrize("what", ["drain", "readmit"])
+def test_a_command_on_an_engine_that_is_not_there_says_which_and_which_there_are(what: str) -> None:
+    async def test(where: Routed) -> None:
+        wrong = await command(where, what, "d1", "d9", "nonsense")
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert wrong.stderr == (
+            'narwhal: the router has no engine "d9" (did you mean d0?) or "nonsense"; nothing was changed. '
+            "It has p0, p1, d0, d1\n"
+        )
+        assert available(where) == ["p0", "p1", "d0", "d1"]
 
     on_router(test, **PAIRS)

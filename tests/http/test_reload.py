@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,9 @@ def without(config: FleetConfig, *names: str) -> FleetConfig:
     return replace(config, engines=tuple(engine for engine in config.engines if engine.id not in names))
 
 
-def test_a_new_engine_serves_once_it_has_proved_itself() -> None:
+def test_a_new_engine_serves_once_it_has_proved_itself(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "narwhal.serving")
+
     async def test(where: Routed) -> None:
         engine = SimEngine(SimOptions(role="decode"))
         await engine.start()
@@ -38,6 +41,8 @@ def test_a_new_engine_serves_once_it_has_proved_itself() -> None:
         config = replace(where.router.config, engines=(*where.router.config.engines, new))
         changes = where.router.reload(config, "fleet.yaml")
         assert changes.in_words == "added a9"
+        (line,) = [record for record in caplog.records if "a9" in record.getMessage()]
+        assert (line.levelname, line.getMessage()) == ("INFO", "engine a9: it is new, and is to prove itself")
         assert available(where) == ["p0", "p1", "d0", "d1"]
         await eventually(lambda: "a9" in available(where))
         where.router.lifecycle.tick(1e9)  # its ramp is over

@@ -181,9 +181,17 @@ serving:
 def test_an_unknown_key_names_the_one_it_was_meant_to_be() -> None:
     problem = only_problem(with_line("serving.queue_timeot_s", "1"))
     assert (problem.path, problem.line) == ("serving.queue_timeot_s", 6)
-    assert "did you mean queue_timeout_s?" in problem.allowed
-    assert "did you mean serving.port?" in only_problem(f"port: 1\n{SHORT}").allowed
-    assert "did you mean" not in only_problem(f"zzzzzz: 1\n{SHORT}").allowed
+    # Before the list of all keys, behind which it would not be seen.
+    assert str(problem).startswith(
+        "serving.queue_timeot_s: saw an unknown key (did you mean queue_timeout_s?); allowed: host, port, "
+    )
+    assert "did you mean serving.port?" in only_problem(f"port: 1\n{SHORT}").seen
+    assert "did you mean" not in str(only_problem(f"zzzzzz: 1\n{SHORT}"))
+
+
+def test_a_key_with_its_value_right_behind_the_colon_is_told_of_the_space() -> None:
+    problems = problems_of(SHORT + "serving: {port:8000}\n")
+    assert "did you mean port: 8000, with a space?" in problems[0].seen
 
 
 @pytest.mark.parametrize("path", [row.path for row in describe() if row.default == "required"])
@@ -336,7 +344,7 @@ def test_aliases_can_neither_multiply_nor_recurse() -> None:
         (b"model", 1, '"model"'),
         (b"model: m\nslo: \xff\n", 2, "the byte 0xff"),
         (b"model: m\nslo: \x07\n", 2, "the character '\\x07'"),
-        (b"model: m\n\tslo: 1\n", 2, "'\\t'"),
+        (b"model: m\n\tslo: 1\n", 2, "a tab in the indentation"),
         (b"model: m\nslo: [1\n", 3, "broken YAML"),
         (b"model: m\nslo: *nowhere\n", 2, "broken YAML"),
         (b"model: m\n---\nmodel: n\n", 2, "broken YAML"),
@@ -351,6 +359,45 @@ def test_what_is_no_usable_yaml_is_said_with_its_line(text: bytes, line: int, se
     assert any(problem.line == line and seen in problem.seen for problem in problems_of(text)), problems_of(
         text
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "seen", "allowed"),
+    [
+        ("model: m\nslo:\n\tttft_s: 2\n", 3, "a tab in the indentation", "spaces"),
+        ("model: m\r\nslo:\r\n  ttft_s: 2\r\n\ttpot_s: 1\r\n", 4, "a tab in the indentation", "spaces"),
+        ("model:\tm\n", 1, "a tab between words", "spaces"),
+        ("model:m\nslo: {ttft_s: 2}\n", 1, "no space after the colon in 'model:m'", "'model: m'"),
+        ("slo:\n  ttft_s:2\n  tpot_s: 1\n", 2, "no space after the colon in 'ttft_s:2'", "'ttft_s: 2'"),
+        ("model: m\nslo\nengines: []\n", 2, "no colon in 'slo'", "KEY: VALUE"),
+        ("model: my: model\n", 1, "a second colon", "quotes"),
+        ('model: "m\nslo: {ttft_s: 2}\n', 1, "a quote that is not closed", "a second one"),
+        ("model: 'it's'\n", 1, "text after a closing quote", "one pair of quotes"),
+        ('model: "a\\m"\n', 1, "a backslash in double quotes", "single quotes"),
+        ("model: @m\n", 1, "begins with '@'", "quotes"),
+        ("model: *m\n", 1, "begins with *", "quotes"),
+        ("slo: {ttft_s: 2\nengines: []\n", 2, "`{` is on line 1", "`}` at the end"),
+        ("slo: {ttft_s: 2 tpot_s: 1}\n", 1, "neither `,` nor `}`", "`,` between entries"),
+        ("engines: [{id: a}\nserving: {port: 1}\n", 2, "`[` is on line 1", "`]` at the end"),
+        ("slo:\n    ttft_s: 2\n  tpot_s: 1\n", 3, "indented unlike", "indented alike"),
+        ("slo:\n  ttft_s: 2\n    tpot_s: 1\n", 3, "indented deeper", "indented alike"),
+        ("model: m\n---\nmodel: n\n", 2, "a second document", "one"),
+        ("a: 1\n<<<<<<< HEAD\nb: 2\n=======\nb: 3\n>>>>>>> x\n", 2, "a merge conflict", "one version"),
+    ],
+)  # fmt: skip
+def test_the_usual_mistakes_in_yaml_are_named_on_the_line_where_they_are_mended(
+    text: str, line: int, seen: str, allowed: str
+) -> None:
+    problem = only_problem(text)
+    assert (problem.line, seen in problem.seen, allowed in problem.allowed) == (line, True, True), problem
+    # Advice on tabs where there are none would mislead.
+    assert ("tab" in str(problem)) is ("\t" in text)
+
+
+@given(st.text(alphabet=" \t\n\r\u2028:-{}[],'\"*&!|>%@`#\\ab<=.\ufeff", max_size=60))
+def test_whatever_is_wrong_with_yaml_ends_in_problems_on_lines_that_there_are(text: str) -> None:
+    for problem in problems_of(text):
+        assert 0 <= problem.line <= len(re.split("\r\n|[\r\n\u2028]", text))
 
 
 def test_a_file_may_start_with_a_byte_order_mark() -> None:

@@ -273,6 +273,8 @@ def test_a_drain_called_off_returns_the_engine_at_once_and_a_completed_one_once_
     one.lives.drain([P0, P1], None, 1.0, "an upgrade")
     one.lives.readmit([P0, P1], 2.0)
     assert (one.state(P0), one.state(P1)) == (SERVING, EJECTED)
+    assert one.lives.ejections[P1] == 0
+    assert not one.changes[-1].is_fault
     one.lives.passed(P1, 3.0)
     assert one.state(P1) is READMITTING
 

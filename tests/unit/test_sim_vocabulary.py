@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from narwhal.harness.prompts import MadeUp
 from narwhal.sim import vocabulary
 
 TEXTS = st.text() | st.lists(st.sampled_from([*vocabulary.WORDS, " ", "\n", "🐋", "x"])).map("".join)
@@ -40,3 +44,9 @@ def test_words_gives_a_text_of_just_so_many_tokens() -> None:
 def test_the_vocabulary_has_words_beyond_ascii_and_beyond_the_basic_plane() -> None:
     assert any(ord(letter) > 0xFFFF for word in vocabulary.WORDS for letter in word)
     assert len(set(vocabulary.WORDS)) == len(vocabulary.WORDS)
+
+
+def test_prompts_of_the_load_generator_have_as_many_tokens_a_word_as_its_page_says() -> None:
+    asked = MadeUp(chat=False, vocabulary=None, seed=0).make(Random(0), 4096).members["prompt"]
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    assert f"count {len(vocabulary.encode(asked)) / 4096:.1f} tokens a word" in page
