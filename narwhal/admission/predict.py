@@ -123,12 +123,21 @@ class Predictor:
         engine, total_s = request.engine, sum(parts.values())
         alone_s = self._board.alone_s(request)
         if alone_s > budget_s:
+            details = self._details(request, alone_s, {"alone_s": alone_s}, request.engine)
+            tokens, request.tokens = request.tokens, 1
+            least_s = self._board.alone_s(request)
+            request.tokens = tokens
+            if least_s > budget_s:  # the prompt's length is not to blame
+                what = f"even after a prompt of one token the first takes {_shown(least_s)} s"
+                remedy = "raise the target"
+            else:
+                what = f"the first token after a prompt of {tokens:.0f} tokens takes {_shown(alone_s)} s"
+                remedy = "shorten the prompt or raise the target"
             return Ending(
                 "prompt_exceeds_ttft",
-                f"the first token after a prompt of {request.tokens:.0f} tokens takes {_shown(alone_s)} s on "
-                f"an idle engine and the budget is {_shown(budget_s)} s; shorten the prompt or raise the "
-                "target (x-slo-ttft-ms, or slo.ttft_s)",
-                details=self._details(request, alone_s, {"alone_s": alone_s}, request.engine),
+                f"{what} on an idle engine and the budget is {_shown(budget_s)} s; {remedy} "
+                "(x-slo-ttft-ms, or slo.ttft_s)",
+                details=details,
             )
         overrun_s = total_s - budget_s
         return Ending(

@@ -303,3 +303,14 @@ def test_a_prompt_far_longer_than_any_seen_is_let_in_and_keeps_nobody_out_for_lo
     assert huge[0].grant is not None
     assert come(rooms, 50, budget_s=0.01).ending is not None  # of these lengths it is known
     assert come(rooms, 50, budget_s=20.0).ending is None
+
+
+def test_where_no_prompt_is_short_enough_the_length_of_this_one_is_not_blamed() -> None:
+    rooms = fleet_of(handoff_s=0.1)
+    ending = come(rooms, 3, budget_s=0.05).ending
+    assert ending is not None
+    assert ending.name == "prompt_exceeds_ttft"
+    assert ending.message.startswith("even after a prompt of one token the first takes 0.1")
+    assert "budget is 0.05 s; raise the target" in ending.message
+    assert "shorten" not in ending.message
+    assert "3 tokens" not in ending.message
