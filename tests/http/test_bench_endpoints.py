@@ -85,7 +85,8 @@ def test_no_latency_is_less_than_the_engine_takes() -> None:
             assert sample.first_s is not None
             assert sample.first_s >= prefilled - 0.002
             assert sample.last_s is not None
-            assert sample.last_s - sample.first_s >= 7 * 0.01 - 0.002
+            # Not from the first one's coming, which a busy machine may have noticed late.
+            assert sample.last_s >= prefilled + 7 * 0.01 - 0.002
             assert sample.good is True
             moments = [sample.due_s, sample.handed_s, sample.sent_s or 0, sample.first_s, sample.last_s]
             assert moments == sorted(moments)
