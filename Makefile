@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= $(shell echo $$(($$(nproc) * 3 / 2)))
 # What is compiled: Cython, and the Python modules that have a .pxd beside them.
 FAST := $(shell find narwhal -name '*.pyx' -o -name '*.pxd')
 FAST += $(wildcard $(FAST:.pxd=.py))
@@ -23,27 +24,42 @@ help:
 	@echo "make bench-compare  CPU and delay beside HAProxy, nginx, vllm-router and narwhal-inference, as far as they are installed"
 	@echo "make clean      remove the environment and everything built"
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# Requirements that pyproject.toml names, one a line.
+REQUIRED = $(BIN)/python -c "import tomllib; file = tomllib.load(open('pyproject.toml', 'rb')); print(*$(1), sep='\n')"
+EXTRAS := file['project']['optional-dependencies']
+
 # What it is built with comes first and stays, since with a Cython of pip's own all would be compiled twice.
-$(VENV)/.ready: pyproject.toml setup.py
-	@echo "Installing into $(VENV) and compiling, two minutes or three the first time..."
+$(VENV)/.tools: pyproject.toml setup.py
+	@echo "Installing into $(VENV) and compiling, two minutes the first time..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'], sep='\n')" \
-		| xargs -d '\n' $(BIN)/python -m pip install --quiet --disable-pip-version-check
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev]"
+	$(call REQUIRED,file['build-system']['requires']) | xargs -d '\n' $(PIP)
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.ready $(FAST)
+$(VENV)/.needed: $(VENV)/.tools
+	$(call REQUIRED,file['project']['dependencies'] + $(EXTRAS)['dev']) | xargs -d '\n' $(PIP)
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.tools $(FAST)
 	@echo "Compiling what has changed..."
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
-build: $(VENV)/.built
+# After .built, for pip would compile too, but not because of it: what is installed leads to the files here.
+$(VENV)/.ready: $(VENV)/.needed | $(VENV)/.built
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Two at a time: to install keeps one core busy, and that not wholly.
+build:
+	@$(MAKE) --silent --jobs=2 $(VENV)/.ready $(VENV)/.built
 
 demo: build
 	$(BIN)/narwhal demo
 
+# Tests wait about as long as they compute, so more of them than there are cores run at a time.
 test: build
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 test-real: build
 	$(BIN)/python -m pytest tests/real --timeout 420 -m "not long"
@@ -56,8 +72,7 @@ chaos: build
 
 # The extra alone: pip would build the extensions again to install it with its project.
 $(VENV)/.fuzz: $(VENV)/.ready
-	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['fuzz'])" \
-		| xargs $(BIN)/python -m pip install --quiet --disable-pip-version-check
+	$(call REQUIRED,$(EXTRAS)['fuzz']) | xargs -d '\n' $(PIP)
 	@touch $@
 
 fuzz: build $(VENV)/.fuzz

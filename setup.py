@@ -37,20 +37,20 @@ package = Path("narwhal")
 typed = [
     path.with_suffix(".py") for path in sorted(package.rglob("*.pxd")) if path.with_suffix(".py").exists()
 ]
+modules = [
+    *cythonize(
+        [extension(path, "-O3") for path in sorted(package.glob("_fast/*.pyx"))],
+        compiler_directives=FAST,
+        nthreads=JOBS,
+        quiet=QUIET,
+    ),
+    *cythonize(
+        [extension(path, "-O1") for path in typed], compiler_directives=TYPED, nthreads=JOBS, quiet=QUIET
+    ),
+]
+# The longest first, so that no core is left alone with one at the end.
+modules.sort(key=lambda module: Path(module.sources[0]).stat().st_size, reverse=True)
 setup(
-    ext_modules=[
-        *cythonize(
-            [extension(path, "-O3") for path in sorted(package.glob("_fast/*.pyx"))],
-            compiler_directives=FAST,
-            nthreads=JOBS,
-            quiet=QUIET,
-        ),
-        *cythonize(
-            [extension(path, "-O1") for path in typed],
-            compiler_directives=TYPED,
-            nthreads=JOBS,
-            quiet=QUIET,
-        ),
-    ],
+    ext_modules=modules,
     options={"build_ext": {"parallel": JOBS}},
 )

@@ -105,6 +105,10 @@ _ROWS = (
         "backend_unavailable", _REJECTED, 503, "backend_unavailable", "backend_unavailable", _O,
         "no engine is eligible for a leg", "failed",
     ),
+    Outcome(
+        "sockets_exhausted", _REJECTED, 503, "overloaded", "sockets_exhausted", _O,
+        "the router has no file descriptor or local port left to connect to an engine", "failed",
+    ),
     Outcome("standby", _REJECTED, 503, "not_ready", "standby", _O, "the router is standby"),
     Outcome("fenced", _REJECTED, 503, "not_ready", "fenced", _O, "the router is fenced"),
     Outcome(

@@ -13,7 +13,7 @@ from narwhal.config import Dialect, EngineConfig, FleetConfig
 from narwhal.engines.engine import Engine, engines_of
 from narwhal.engines.leg import LegLost, Reply
 from narwhal.engines.pages import Card, read_metrics, read_models, read_version
-from narwhal.engines.pool import ConnectionFailed
+from narwhal.engines.pool import ConnectionFailed, Exhausted
 
 AT_ONCE = 256  # engines visited at a time
 _SHOWN_MODELS = 5
@@ -69,6 +69,8 @@ async def _visit(engine: Engine, visit: Visit, config: FleetConfig, timeout_s: f
             f"GET {page} was not answered within {timeout_s:g} s. It may still be starting, or hang: its log "
             "says more; or give it longer with --timeout"
         )
+    except Exhausted as error:
+        visit.problems.append(f"it could not be visited: {error}")
     except ConnectionFailed as error:
         visit.problems.append(f"it can't be reached: {error}. {_advice(str(error), visit)}")
     except LegLost as error:

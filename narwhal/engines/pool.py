@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 import struct
@@ -18,6 +17,7 @@ from typing import Any
 from narwhal._fast.link import EngineLink
 from narwhal._fast.reactor import Reactor
 from narwhal.config import EngineUrl
+from narwhal.engines.exhaustion import in_words, lacking, lacking_files
 
 # How long the rest of a reply may take once the answer in it is complete.
 _LINGER_S = 5.0
@@ -25,6 +25,10 @@ _LINGER_S = 5.0
 
 class ConnectionFailed(Exception):
     """An engine could not be reached; the message says why."""
+
+
+class Exhausted(ConnectionFailed):
+    """Nothing could be tried: this process has no socket left for it. The message says what to do."""
 
 
 class Pool:
@@ -88,8 +92,11 @@ class Pool:
             )
         except ssl.SSLError as error:
             failed(ConnectionFailed(f"TLS failed: {error.reason or error}"))
+        except Exhausted as error:
+            failed(error)
         except OSError as error:
-            failed(ConnectionFailed(_in_words(error)))
+            shortage = lacking_files(error)
+            failed(ConnectionFailed(in_words(error)) if shortage is None else Exhausted(shortage))
         else:
             if not link.idle:
                 failed(ConnectionFailed("the engine closed the connection at once"))
@@ -100,10 +107,14 @@ class Pool:
                 self.free(link)
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> EngineLink:
-        """A plain connection, to the first of the host's addresses that takes it. Raises OSError."""
+        """A plain connection, to the first of the host's addresses that takes it.
+
+        Raises OSError, or Exhausted if one of the addresses could not be tried.
+        """
         url = self._url
         link = EngineLink(self, self._reply_limit)
         addresses = await _addresses(loop, url.host, url.port)
+        shortage: str | None = None
         while True:
             family, _, protocol, _, address = addresses.pop(0)
             try:
@@ -113,9 +124,13 @@ class Pool:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     _close_by_reset(sock)
                     Reactor.of(loop).attach(sock.detach(), link, address)
-            except OSError:
-                if not addresses:
+            except OSError as error:
+                shortage = shortage or lacking(error, family, address)
+                if addresses:
+                    continue
+                if shortage is None:
                     raise
+                raise Exhausted(shortage) from None
             else:
                 return link
 
@@ -177,12 +192,6 @@ def _close_by_reset(sock: socket.socket) -> None:
     # What goes away with a connection is unwanted, and the engine shall know at once. Otherwise the end waits
     # behind what it has not acknowledged, for 0.2 s where memory is short, and the port for a minute after.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-def _in_words(error: OSError) -> str:
-    # By its number, since event loops word it as they like. Look-ups have negative ones.
-    code = error.errno or 0
-    return os.strerror(code) if code > 0 else error.strerror or str(error)
 
 
 async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[tuple[Any, ...]]:

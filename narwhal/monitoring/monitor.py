@@ -25,7 +25,7 @@ from narwhal.config import RecoveryConfig, Role
 from narwhal.fleet.health import Evidence, Remedy
 from narwhal.fleet.lifecycle import Change, Lifecycle, State
 from narwhal.fleet.table import RoleCode
-from narwhal.monitoring.probe import Probe, ProbeFailed, request_for
+from narwhal.monitoring.probe import NotProbed, Probe, ProbeFailed, request_for
 
 log = logging.getLogger("narwhal.monitoring")
 
@@ -33,6 +33,7 @@ _SOURCE = "monitor"
 _PEERS_TRIED = 3
 # An engine that answers but does not prove itself is tried again after so many passes, doubled each time.
 _LONGEST_PAUSE = 16
+_TELL_S = 10.0  # between two lines of the log that say that engines can't be probed
 _OTHER = {RoleCode.PREFILL: RoleCode.DECODE, RoleCode.DECODE: RoleCode.PREFILL}
 
 
@@ -77,6 +78,7 @@ class Monitor:
         self._pauses = [_Pause() for _ in probes]
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._failed_stages: set[str] = set()
+        self._tell_not_probed_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stages: tuple[tuple[str, Callable[[float], None]], ...] = (
             ("lives", self._lives),
@@ -195,10 +197,19 @@ class Monitor:
         stage, engine = key
         try:
             await coroutine(engine)
+        except NotProbed as error:
+            # What was to be learned of the engine stays open, and is asked for again in a later pass.
+            self._tell_not_probed(str(error))
         except Exception:
             self._failed(stage)
         finally:
             del self._tasks[key]
+
+    def _tell_not_probed(self, why: str) -> None:
+        now = time.monotonic()
+        if now >= self._tell_not_probed_at:
+            self._tell_not_probed_at = now + _TELL_S
+            log.warning("engines can't be probed, and stay in the state they are in: %s", why)
 
     # ---- stages
 

@@ -19,7 +19,7 @@ from narwhal.engines.dialects import HandoffError
 from narwhal.engines.engine import Engine
 from narwhal.engines.leg import Leg, LegLost, Reply
 from narwhal.engines.pages import read_metrics, read_models
-from narwhal.engines.pool import ConnectionFailed
+from narwhal.engines.pool import ConnectionFailed, Exhausted
 from narwhal.request import CompletionRequest, Route, read
 
 _REPLY_LIMIT = 1 << 20
@@ -37,6 +37,10 @@ class ProbeFailed(Exception):
         super().__init__(why)
         self.refused = refused
         self.lost = lost
+
+
+class NotProbed(Exception):
+    """The engine could not be asked, for want of a socket: nothing was learned of it."""
 
 
 class _Stream:
@@ -66,7 +70,7 @@ class Probe:
         return self.engine.pool.opened
 
     async def health(self, timeout_s: float) -> None:
-        """It says that it is well. Raises ProbeFailed, as all of these do."""
+        """It says that it is well. Raises ProbeFailed or NotProbed, as all of these do."""
         reply = await self._get("/health", timeout_s)
         has_no_such_page = not self.engine.dialect.supplies_token_ids and reply.status in (404, 405)
         if reply.status != 200 and not has_no_such_page:
@@ -152,6 +156,8 @@ class Probe:
                 return await future
         except TimeoutError:
             raise ProbeFailed(f"{what} was not answered within {timeout_s:g} s") from None
+        except Exhausted as error:
+            raise NotProbed(str(error)) from None
         except ConnectionFailed as error:
             raise ProbeFailed(f"it can't be reached: {error}", refused=True) from None
         except LegLost as error:

@@ -753,8 +753,7 @@ class Exchange:
             self._leg = None  # its connection is the pool's again
             return reply
         except ConnectionFailed as error:
-            ending = Ending("connect_failed", f"{where} can't be reached: {error}")
-            raise LegFailure(ending, engine, phase, Evidence.CONNECTION) from None
+            raise failures.of_connecting(error, where, engine, phase) from None
         except LegLost as error:
             raise failures.of_loss(error, where, engine, phase) from None
         except _StageExpired as error:

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from narwhal.engines.leg import LegLost, Reply
+from narwhal.engines.pool import ConnectionFailed, Exhausted
 from narwhal.fleet.health import Evidence
 from narwhal.fleet.table import Phase
 from narwhal.outcomes import Ending
@@ -56,6 +57,15 @@ def of_reply(reply: Reply, where: str, engine: int, phase: Phase) -> Ending | Le
         return ending
     fallback = Evidence.STREAM if reply.status == 200 else Evidence.STATUS
     return LegFailure(ending, engine, phase, _BY_STATUS.get(reply.status, fallback))
+
+
+def of_connecting(failed: ConnectionFailed, where: str, engine: int, phase: Phase) -> Ending | LegFailure:
+    """What to raise for a connection that could not be opened."""
+    if isinstance(failed, Exhausted):
+        # The engine has no part in it, and another attempt would only be one more who wants a socket.
+        return Ending("sockets_exhausted", f"the router could not connect to {where}: {failed}")
+    ending = Ending("connect_failed", f"{where} can't be reached: {failed}")
+    return LegFailure(ending, engine, phase, Evidence.CONNECTION)
 
 
 def of_loss(lost: LegLost, where: str, engine: int, phase: Phase) -> LegFailure:

@@ -8,20 +8,20 @@ taken in. Here each turn takes in as many as have come, up to a bound.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 from narwhal._fast.reactor import Reactor
+from narwhal.engines.exhaustion import lacking_files
 
 log = logging.getLogger("narwhal.serving")
 
 BACKLOG = 4096
 A_TURN = 64  # connections taken in before others have their turn again
 PAUSE_S = 0.5  # before trying again when the system has no descriptor or memory left
-
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+TELL_S = 10.0  # between two lines of the log that say so
 
 
 class Listener:
@@ -37,6 +37,7 @@ class Listener:
         self._factory = factory
         self._loop = loop
         self._reactor = Reactor.of(loop)
+        self._tell_at = 0.0
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         for sock in sockets:
             loop.add_reader(sock, self._take, sock)
@@ -79,9 +80,10 @@ class Listener:
             except ConnectionError:
                 continue  # it came and went
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
+                shortage = lacking_files(error)
+                if shortage is None:
                     raise
-                log.error("no connection can be taken in: %s", error.strerror)
+                self._tell(shortage)
                 self._loop.remove_reader(sock)
                 self._pauses[sock] = self._loop.call_later(PAUSE_S, self._listen_again, sock)
                 return
@@ -91,6 +93,12 @@ class Listener:
                 self._reactor.attach(client.detach(), self._factory(), peer)
             except OSError as error:
                 log.warning("a connection could not be taken in: %s", error.strerror)
+
+    def _tell(self, shortage: str) -> None:
+        now = time.monotonic()
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_S
+            log.error("no connection can be taken in: %s", shortage)
 
     def _listen_again(self, sock: socket.socket) -> None:
         del self._pauses[sock]

@@ -188,6 +188,8 @@ class Router:
         self._changed.set()
         if ending is None:
             self.retries.served()
+        elif ending.name == "sockets_exhausted":
+            self._leg_warnings.warn(ending.name, f"request {exchange.record.request_id}: {ending.message}")
         self.accounts.settle(
             exchange.record,
             ending.name if ending else "served",

@@ -200,7 +200,7 @@ def _streams(draw: st.DrawFn) -> list[bytes]:
     return stream
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(_streams())
 @example([CHAT, CHAT, FIRST_CHAT, CHAT.replace(b" the", b"")])
 @example([COMPLETION, COMPLETION.replace(b"prompt_token_ids", b"token_ids"), COMPLETION])
