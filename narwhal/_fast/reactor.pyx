@@ -196,12 +196,13 @@ cdef class Reactor:
 
     cdef int serve_all(self, epoll_event* events, int count) except -1:
         """Serve those of these that are the reactor's."""
-        cdef int i
+        cdef int served = 0
         cdef double until
         self.holding = True
         try:
-            for i in range(0, count, AT_ONCE):
-                self.serve_some(events + i, min(AT_ONCE, count - i))
+            while served < count:
+                self.serve_some(events + served, min(AT_ONCE, count - served))
+                served += AT_ONCE
             if self.replies or self.requests:
                 until = now() + MOST_S
                 self.serve_later(self.replies, until)

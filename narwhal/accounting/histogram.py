@@ -1,4 +1,4 @@
-"""Histograms with fixed buckets: an array of integers and a sum.
+"""Histograms with fixed buckets: a count for each, and a sum.
 
 A bucket counts the values that are at most its bound and more than the bound before, as Prometheus has it,
 but not yet cumulated: that is done when somebody reads.
@@ -6,8 +6,6 @@ but not yet cumulated: that is done when somebody reads.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Self
 
@@ -38,13 +36,18 @@ class Histogram:
 
     def __init__(self, bounds: Iterable[float]) -> None:
         self.bounds = tuple(sorted(set(bounds)))
-        self.counts = array("Q", bytes(8 * (len(self.bounds) + 1)))  # the last one has no bound
+        self.counts = [0] * (len(self.bounds) + 1)  # the last one has no bound
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
         """Count one value."""
         value = max(0.0, value)  # in this order: it is zero that wins over NaN
-        self.counts[bisect_left(self.bounds, value)] += 1
+        bucket = 0
+        for bound in self.bounds:  # some twenty, which is sooner done than a call
+            if value <= bound:
+                break
+            bucket += 1
+        self.counts[bucket] += 1
         self.sum += value
 
     @property

@@ -3,7 +3,7 @@
 import cython
 
 cdef class _Histogram:
-    cdef object counts
+    cdef list counts
     cdef readonly double total
     cdef long long added
     cdef dict _found

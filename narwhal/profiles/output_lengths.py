@@ -9,7 +9,6 @@ then on everything, then on a prior.
 from __future__ import annotations
 
 import math
-from array import array
 
 # Until there is enough: most answers are a few paragraphs.
 PRIOR_MEDIAN, PRIOR_SIGMA = 150.0, 1.0
@@ -25,7 +24,7 @@ class _Histogram:
     __slots__ = ("_found", "added", "counts", "total")
 
     def __init__(self) -> None:
-        self.counts = array("d", bytes(8 * _BUCKETS))
+        self.counts = [0.0] * _BUCKETS
         self.total = 0.0
         self.added = 0
         self._found: dict[float, tuple[float, int]] = {}  # by share: a quantile, and until when it will do
@@ -33,8 +32,7 @@ class _Histogram:
     def add(self, bucket: int) -> None:
         self.added += 1
         if self.total >= MEMORY:
-            for i, count in enumerate(self.counts):
-                self.counts[i] = count / 2
+            self.counts = [count / 2 for count in self.counts]
             self.total /= 2
         self.counts[bucket] += 1
         self.total += 1
