@@ -25,6 +25,9 @@ TORCH = "torch==2.13.0"  # a CPU build of it, where pip has one to choose
 NIXL = "nixl==1.5.1"
 # vLLM asks for these by exact local versions, or for media it never sees here.
 NOT_NEEDED = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
+# The delay in microseconds of NIXL's progress thread, which vLLM has no option for. With none it polls on and
+# on, and takes the one core of an engine whole even when idle: engines that share the core get nothing done.
+NIXL_DELAY = ("agent_config.pthrDelay = 0\n", "agent_config.pthrDelay = 10000\n")
 MARKER = ".complete"
 INSTALL_TIMEOUT_S = 1800.0
 
@@ -46,7 +49,7 @@ def ensure_python(say: Say) -> Path:
 
     Raises SetupError.
     """
-    key = _hash(VLLM, TORCH, NIXL, NOT_NEEDED.pattern, sys.version)
+    key = _hash(VLLM, TORCH, NIXL, NOT_NEEDED.pattern, NIXL_DELAY[1], sys.version)
     folder = cache_folder() / f"vllm-{VLLM.partition('==')[2]}-{key}"
     return _make_once(folder, lambda: _make_environment(folder, say), say) / "bin" / "python"
 
@@ -104,8 +107,21 @@ def _make_environment(folder: Path, say: Say) -> None:
     say(f"  {VLLM}: installing")
     _run([*pip, "install", "--no-deps", wheel], f"installing {VLLM}")
     shutil.rmtree(wheels)
+    _delay_nixl(folder)
     _run([python, "-c", "import nixl._api"], "importing NIXL")
     say(f"  done in {time.monotonic() - started:.0f} s")
+
+
+def _delay_nixl(folder: Path) -> None:
+    """Let NIXL's progress thread sleep until there is something to do, or for its delay."""
+    apis = list(folder.glob("lib/python*/site-packages/nixl_*/_api.py"))
+    for api in apis:
+        text = api.read_text(encoding="utf-8")
+        if NIXL_DELAY[0] not in text:
+            raise SetupError(f"{api} has no {NIXL_DELAY[0].strip()!r} to change; see NIXL_DELAY")
+        api.write_text(text.replace(*NIXL_DELAY), encoding="utf-8")
+    if not apis:
+        raise SetupError(f"no nixl_*/_api.py in {folder}; see NIXL_DELAY")
 
 
 def _requirements(wheel: Path) -> list[str]:
