@@ -20,6 +20,7 @@ import pytest
 
 from tests.real.test_engines import complete, eventually, long_prompt, token_ids
 from tests.real.test_router import Router, assert_same_but_for_rounding, chat_alone, serving
+from tools.record_streams import PREFILL
 from tools.vllm_cpu.fleet import Engine, Fleet
 
 BACK_S = 60.0  # on a busy machine, several probes with inference
@@ -45,11 +46,18 @@ def router(fleet: Fleet, others: Fleet, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def spare(pytestconfig: pytest.Config) -> Iterator[Engine]:
-    """One more engine that decodes, to be killed."""
+def spare(pytestconfig: pytest.Config, producer: Engine) -> Iterator[Engine]:
+    """One more engine that decodes, to be killed. It has had its first handoff.
+
+    It shares a core with the producer, which may starve it then until the KV cache is given up after 30 s.
+    """
     folder = pytestconfig.rootpath / "build" / "real-engines-3"
     with Fleet.up(folder, {"decode": 1}, say=lambda line: None) as fleet:
-        yield fleet.by_role("decode")
+        spare = fleet.by_role("decode")
+        prompt = long_prompt("First")
+        handoff = complete(producer, prompt, 1, kv_transfer_params=PREFILL)["kv_transfer_params"]
+        complete(spare, prompt, 2, kv_transfer_params=handoff)
+        yield spare
 
 
 def lifecycle(router: Router, what: str = "", *engines: str) -> dict[str, Any]:

@@ -25,6 +25,14 @@ TORCH = "torch==2.13.0"  # a CPU build of it, where pip has one to choose
 NIXL = "nixl==1.5.1"
 # vLLM asks for these by exact local versions, or for media it never sees here.
 NOT_NEEDED = re.compile(r"(torch|torchaudio|torchvision|torchcodec)\b")
+# How engines wait, for which they have no option: by file, what is there and what is put in its place. NIXL's
+# progress thread polls without a pause, and vLLM's processes spin for a second after each message, so that an
+# engine that is idle or holds a KV cache takes its one core whole. Another on that core could then take more
+# time to answer than the KV cache is held. Here they sleep between two looks.
+WAITS = {
+    "nixl_*/_api.py": ("agent_config.pthrDelay = 0\n", "agent_config.pthrDelay = 10000\n"),
+    "vllm/distributed/utils.py": ("        os.sched_yield()\n", "        time.sleep(0.0002)\n"),
+}
 MARKER = ".complete"
 INSTALL_TIMEOUT_S = 1800.0
 
@@ -46,7 +54,7 @@ def ensure_python(say: Say) -> Path:
 
     Raises SetupError.
     """
-    key = _hash(VLLM, TORCH, NIXL, NOT_NEEDED.pattern, sys.version)
+    key = _hash(VLLM, TORCH, NIXL, NOT_NEEDED.pattern, repr(WAITS), sys.version)
     folder = cache_folder() / f"vllm-{VLLM.partition('==')[2]}-{key}"
     return _make_once(folder, lambda: _make_environment(folder, say), say) / "bin" / "python"
 
@@ -104,8 +112,22 @@ def _make_environment(folder: Path, say: Say) -> None:
     say(f"  {VLLM}: installing")
     _run([*pip, "install", "--no-deps", wheel], f"installing {VLLM}")
     shutil.rmtree(wheels)
+    _change_waits(folder)
     _run([python, "-c", "import nixl._api"], "importing NIXL")
     say(f"  done in {time.monotonic() - started:.0f} s")
+
+
+def _change_waits(folder: Path) -> None:
+    """Have engines sleep while they wait. Raises SetupError if a file is not as expected."""
+    for pattern, (there, instead) in WAITS.items():
+        files = list(folder.glob(f"lib/python*/site-packages/{pattern}"))
+        for file in files:
+            text = file.read_text(encoding="utf-8")
+            if text.count(there) != 1:
+                raise SetupError(f"{file} has not once {there.strip()!r}, which is to be changed; see WAITS")
+            file.write_text(text.replace(there, instead), encoding="utf-8")
+        if not files:
+            raise SetupError(f"no {pattern} in {folder}; see WAITS")
 
 
 def _requirements(wheel: Path) -> list[str]:
