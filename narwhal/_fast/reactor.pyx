@@ -11,8 +11,8 @@ order, `connection_lost` once and never from within a call, and the same marks f
 without what isn't needed: there is no TLS, and none but the loop's thread may touch it.
 
 Streams go first: what is for them is served as it is found. A reply that lets a request go on, or a new
-request, takes as long as tens of events, so these have their turn after that, in this order, and for a
-millisecond at most.
+request, takes as long as tens of events, so these have their turn after that, in this order, and for
+0.4 ms at most.
 
 To wake a peer costs more than to send to it. So what is written while several connections are served, or in
 one turn of the router's own loop, is held in an arena and sent together: who was woken for the first of it is
@@ -93,7 +93,7 @@ cdef enum:
 
 cdef uint32_t ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR
 
-cdef double MOST_S = 0.001      # seconds of requests before streams have their turn again
+cdef double MOST_S = 0.0004      # seconds of requests before streams have their turn again
 
 _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
 
