@@ -218,7 +218,7 @@ def test_a_connection_that_the_server_gives_up_between_requests_is_replaced_with
         await _request(reader)
         writer.write(reply)
         # The next request crosses the closing of the connection.
-        with contextlib.suppress(asyncio.IncompleteReadError):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionResetError):
             await _request(reader)
         writer.close()
         with contextlib.suppress(OSError):
