@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import uvloop
 from rich.box import SIMPLE_HEAD
@@ -182,11 +182,18 @@ class Bench:
         finally:
             os.sched_setaffinity(0, {self._cores[-1]})
 
-    def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
+    def _start(
+        self,
+        command: Sequence[str],
+        core: int,
+        *,
+        out: IO[str] | int = subprocess.PIPE,
+        errors: int = subprocess.DEVNULL,
+        env: Mapping[str, str] = os.environ,
+        folder: Path | None = None,
+    ) -> subprocess.Popen[str]:
         with self._on_core(core):
-            child = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
-            )
+            child = subprocess.Popen(command, stdout=out, stderr=errors, text=True, env=env, cwd=folder)
         self._children.append(child)
         return child
 
@@ -276,11 +283,10 @@ class Bench:
         self, name: str, port: int, command: Sequence[str], env: Mapping[str, str] = os.environ
     ) -> Router:
         log = self._folder / f"{name}.log"
-        with self._on_core(self._cores[0]), log.open("w") as file:
-            child = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, text=True, env=env, cwd=self._folder
+        with log.open("w") as file:
+            child = self._start(
+                command, self._cores[0], out=file, errors=subprocess.STDOUT, env=env, folder=self._folder
             )
-        self._children.append(child)
         return Router(name, f"http://127.0.0.1:{port}", (child.pid,), child, log)
 
     def end(self) -> None:

@@ -93,7 +93,7 @@ cdef enum:
 
 cdef uint32_t ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR
 
-cdef double MOST_S = 0.0004      # seconds of requests before streams have their turn again
+cdef double MOST_S = 0.0004     # seconds of requests before streams have their turn again
 
 _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
 

@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from narwhal.fleet.health import Evidence, Health, Remedy
-from narwhal.fleet.table import FleetTable, Phase, RoleCode
+from narwhal.fleet.table import OTHER_ROLE, FleetTable, Phase, RoleCode
 
 
 class State(StrEnum):
@@ -43,7 +43,6 @@ class State(StrEnum):
 _IN_SERVICE = (State.SERVING, State.READMITTING)
 _DOUBTFUL = (State.PROBING, State.EJECTED)
 DRAINS = (State.DRAINING, State.DRAINED)
-_OTHER = {RoleCode.PREFILL: RoleCode.DECODE, RoleCode.DECODE: RoleCode.PREFILL}
 
 
 class Rules(Protocol):
@@ -328,7 +327,7 @@ class Lifecycle:
         """The roles that no engine is left for, and the engines that serve whole requests instead."""
         found: dict[RoleCode, list[int]] = {}
         for engine, life in enumerate(self.lives):
-            other = _OTHER.get(life.role)
+            other = OTHER_ROLE.get(life.role)
             if other is not None and self._table.available[engine] and self._table.role[engine] != life.role:
                 found.setdefault(other, []).append(engine)
         return found
@@ -392,7 +391,7 @@ class Lifecycle:
     def _take_over(self) -> None:
         # An engine of a split fleet whose other half is missing runs whole requests.
         able = {life.role for engine, life in enumerate(self.lives) if self._table.available[engine]}
-        for role, other in _OTHER.items():
+        for role, other in OTHER_ROLE.items():
             wanted = role if other in able or role not in able else RoleCode.BOTH
             self._set_roles(role, wanted)
 

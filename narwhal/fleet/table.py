@@ -34,6 +34,8 @@ class RoleCode(IntEnum):
     BOTH = 2
 
 
+# Whose engines stand in for, and check, each other's.
+OTHER_ROLE = {RoleCode.PREFILL: RoleCode.DECODE, RoleCode.DECODE: RoleCode.PREFILL}
 # By role.
 _NEEDS = ((Phase.PREFILL,), (Phase.DECODE,), (Phase.PREFILL, Phase.DECODE))
 

@@ -24,7 +24,7 @@ from narwhal.admission.readiness import State as RouterState
 from narwhal.config import RecoveryConfig, Role
 from narwhal.fleet.health import Evidence, Remedy
 from narwhal.fleet.lifecycle import Change, Lifecycle, State
-from narwhal.fleet.table import RoleCode
+from narwhal.fleet.table import OTHER_ROLE
 from narwhal.monitoring.probe import NotProbed, Probe, ProbeFailed, request_for
 
 log = logging.getLogger("narwhal.monitoring")
@@ -34,7 +34,6 @@ _PEERS_TRIED = 3
 # An engine that answers but does not prove itself is tried again after so many passes, doubled each time.
 _LONGEST_PAUSE = 16
 _TELL_S = 10.0  # between two lines of the log that say that engines can't be probed
-_OTHER = {RoleCode.PREFILL: RoleCode.DECODE, RoleCode.DECODE: RoleCode.PREFILL}
 
 
 @dataclass(slots=True)
@@ -340,6 +339,6 @@ class Monitor:
     def _peers(self, engine: int) -> list[Probe]:
         """Engines in service at the other end of a handoff: none if there are none, the most able first."""
         lifecycle = self._lifecycle
-        peers = lifecycle.in_service(_OTHER[lifecycle.lives[engine].role])
+        peers = lifecycle.in_service(OTHER_ROLE[lifecycle.lives[engine].role])
         peers.sort(key=lambda peer: peer in lifecycle.tainted)
         return [self._probes[peer] for peer in peers[:_PEERS_TRIED]]
