@@ -16,6 +16,7 @@ from cpython.bytearray cimport (
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
+from narwhal._fast.awake cimport ANSWERS
 from narwhal._fast.chunked cimport (
     CHUNK_BAD, CHUNK_DATA, CHUNK_END, ChunkStep, chunked_next, chunked_reset,
 )
@@ -295,6 +296,8 @@ cdef class EngineLink(Receiver):
         self.freed_at = now()
         reusable = reusable and self.reply.keep_alive and self.phase != TO_CLOSE
         if self.streaming:
+            if self.outlet.direct is not None:
+                self.outlet.direct.reactor.served = ANSWERS
             if relay is not None:
                 relay.end_of_body("the engine's stream ended without [DONE]")
                 reusable = reusable and relay.stage != FAILED

@@ -3,6 +3,7 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint32_t, uint64_t
 
+from narwhal._fast.awake cimport Served
 from narwhal._fast.batch cimport Batch, Call, MOST_CALLS
 from narwhal._fast.epoll cimport epoll_event
 
@@ -55,6 +56,7 @@ cdef class Reactor:
     cdef unsigned char* buffer  # what is being read, by one transport at a time
     cdef list replies           # transports of which there is news, of rank REPLY
     cdef list requests          # and of rank REQUEST
+    cdef Served served          # last
     cdef bint holding           # what is written now is held, to be sent with what others write
     cdef public Batch batch     # of reads or of held writes
     cdef unsigned char* arena   # what is held

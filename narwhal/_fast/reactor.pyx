@@ -35,6 +35,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from narwhal._fast.awake cimport EVENTS, REPLIES, REQUESTS
 from narwhal._fast.batch cimport Batch, Call
 from narwhal._fast.clock cimport now
 from narwhal._fast.epoll cimport (
@@ -198,13 +199,16 @@ cdef class Reactor:
         """Serve those of these that are the reactor's."""
         cdef int served = 0
         cdef double until
-        self.holding = True
+        self.holding = count > 1 or self.waiting()
+        if count:
+            self.served = EVENTS
         try:
             while served < count:
                 self.serve_some(events + served, min(AT_ONCE, count - served))
                 served += AT_ONCE
             if self.replies or self.requests:
                 until = now() + MOST_S
+                self.served = REQUESTS if self.requests else REPLIES
                 self.serve_later(self.replies, until)
                 self.serve_later(self.requests, until)
         finally:

@@ -44,9 +44,9 @@ class Relay:
         self,
         need_ids: bool,
         assembler: Assembler | None = None,
-        cached_tokens: int | None = None,
         join: Join | None = None,
     ) -> None: ...
+    def set_cached_tokens(self, cached_tokens: int | None) -> None: ...
     @property
     def done(self) -> bool: ...
     @property

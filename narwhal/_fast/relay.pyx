@@ -133,21 +133,20 @@ cdef class Relay:
         self.recall = recall
         self.stage = FAILED
 
-    def begin(self, bint need_ids, Assembler assembler=None, cached_tokens=None, join=None) -> None:
+    def begin(self, bint need_ids, Assembler assembler=None, join=None) -> None:
         """Get ready for an attempt's stream: nothing of an earlier attempt is left.
 
         `need_ids`: the engine supplies token IDs, so output without them is an error. `assembler` takes the
-        events where there is no outlet. `cached_tokens`: what the producer found cached of the prompt. With
-        `join` the attempt goes on with the answer that the one before began, in the same assembler if there
-        is one: `join.event(data)` gives an event's JSON as the answer's first engine would have sent it, or
-        None to leave it out, and raises ValueError if it does not fit. Raises TypeError if the answer has
-        nowhere to go.
+        events where there is no outlet. With `join` the attempt goes on with the answer that the one before
+        began, in the same assembler if there is one: `join.event(data)` gives an event's JSON as the
+        answer's first engine would have sent it, or None to leave it out, and raises ValueError if it does
+        not fit. Raises TypeError if the answer has nowhere to go.
         """
         if assembler is None and self.outlet is None:
             raise TypeError("a relay needs an outlet or an assembler")
         self.assembler = assembler
         self.need_ids = need_ids
-        self.cached_figure = None if cached_tokens is None else str(int(cached_tokens)).encode()
+        self.cached_figure = None
         self.stage = HOLDING
         self.first_block = True
         self.kept_last = True
@@ -178,6 +177,10 @@ cdef class Relay:
         self.started_at = now()
         sse_reset(&self.sse)
         forget(&self.memo)
+
+    def set_cached_tokens(self, cached_tokens) -> None:
+        """So many of the prompt's were found cached by its producer; None: it did not say."""
+        self.cached_figure = None if cached_tokens is None else str(int(cached_tokens)).encode()
 
     @property
     def done(self) -> bool:

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t
 
+from narwhal._fast.awake cimport Expectation
 from narwhal._fast.reactor cimport Reactor
 
 cdef class Selector:
@@ -15,6 +16,7 @@ cdef class Selector:
     cdef double calm_until
     cdef bint is_crowded        # in the count before
     cdef bint more              # so many were taken at once that more may wait
+    cdef public Expectation expectation
 
     cdef void watch_rate(self, int count) noexcept
     cdef int control(self, int operation, int fd, int events) except -1

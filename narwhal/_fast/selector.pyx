@@ -10,7 +10,8 @@ To be woken costs as much as to relay an event. So while thousands of events com
 has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps 0.3 ms,
 then takes what is there. A loop that is busy, or had many events at once just now, does not sleep, and one
 that is quiet is woken at once. Nor does one whose events come one by one, however fast, since each answers
-what the last one brought about: a single client that asks again and again would only be held up.
+what the last one brought about: a single client that asks again and again would only be held up. For that
+one the loop does not sleep at all (awake.pyx).
 """
 
 from libc.errno cimport EINTR, errno
@@ -20,6 +21,7 @@ from libc.stdint cimport uint32_t
 import os
 from selectors import SelectorKey
 
+from narwhal._fast.awake cimport AWAKE_S, Expectation
 from narwhal._fast.clock cimport now, timespec
 from narwhal._fast.epoll cimport (
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLOUT, epoll_ctl, epoll_event, epoll_wait,
@@ -40,6 +42,7 @@ cdef extern from "<time.h>" nogil:
 cdef double CROWD = 7000        # events a second, two in a hold, from which they are let come together ...
 cdef double WINDOW_S = 0.01     # ... over this time at least
 cdef long HOLD_NS = 300_000     # for how long; half of it holds an event up on average
+cdef int A_CROWD = 32           # connections: fewer have nothing to bring together
 cdef double FEW = 2             # events in a hold that are not worth it
 # How long after a hold that was not worth it there is none, at first and at most.
 cdef double FIRST_CALM_S = 0.1
@@ -53,6 +56,7 @@ cdef class Selector:
         self.reactor = reactor
         self.keys = {}
         self.queue = self.timers = ()
+        self.expectation = Expectation()
 
     def serve_for(self, queue, timers) -> None:
         """`select` is to return when the loop's queue of calls has one, or when it has another timer."""
@@ -116,7 +120,8 @@ cdef class Selector:
         """
         cdef epoll_event events[A_TURN]
         cdef int i, count, wait_ms = -1
-        cdef double until = 0, left
+        cdef double until = 0, left, began
+        cdef bint awake
         cdef Py_ssize_t timers = len(self.timers)
         cdef list found = []
         cdef timespec hold = timespec(tv_sec=0, tv_nsec=HOLD_NS)
@@ -129,12 +134,22 @@ cdef class Selector:
         while True:
             if wait_ms == 0:
                 count = epoll_wait(self.reactor.epoll, events, A_TURN, 0)
-            else:
+            elif self.is_crowded:
                 with nogil:
-                    if self.is_crowded and not self.more:
+                    if not self.more:
                         nanosleep(&hold, NULL)
                         self.holds += 1
                     count = epoll_wait(self.reactor.epoll, events, A_TURN, wait_ms)
+            else:
+                count = 0
+                began = now()
+                awake = self.expectation.is_short(self.reactor.served)
+                with nogil:
+                    while awake and count == 0 and now() - began < AWAKE_S:
+                        count = epoll_wait(self.reactor.epoll, events, A_TURN, 0)
+                    if count == 0:
+                        count = epoll_wait(self.reactor.epoll, events, A_TURN, wait_ms)
+                self.expectation.learn(self.reactor.served, now() - began, awake)
             if count < 0:
                 if errno == EINTR:
                     return found    # for the signal's handler to run
@@ -165,7 +180,9 @@ cdef class Selector:
                 self.calm_s = min(max(2 * self.calm_s, FIRST_CALM_S), LONGEST_CALM_S)
                 self.calm_until = at + self.calm_s
             elif at >= self.calm_until:
-                self.is_crowded = self.seen > CROWD * (at - self.since)
+                self.is_crowded = (
+                    self.reactor.open_count >= A_CROWD and self.seen > CROWD * (at - self.since)
+                )
                 if self.holds:
                     self.calm_s = 0
             self.since = at

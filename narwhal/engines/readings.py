@@ -19,7 +19,10 @@ class Usage(NamedTuple):
 
 def read_usage(reply: Body) -> Usage:
     """The usage of a completion's reply."""
-    usage = reply.value("usage")
+    try:
+        usage = reply.value("usage")
+    except ValueError:  # a number that Python does not read
+        return Usage(None, None)
     if not isinstance(usage, dict):
         return Usage(None, None)
     details = usage.get("prompt_tokens_details")

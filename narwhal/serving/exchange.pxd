@@ -2,6 +2,7 @@
 
 import cython
 
+from narwhal._fast.body cimport Body
 from narwhal._fast.relay cimport Relay
 from narwhal.accounting.record cimport Attempt, Record
 from narwhal.admission.grant cimport Grant
@@ -15,6 +16,13 @@ from narwhal.serving.head cimport RequestHead
 from narwhal.serving.http cimport ClientConnection
 from narwhal.serving.router cimport Router
 
+cdef class _Prefilled:
+    cdef CompletionRequest request
+    cdef Grant grant
+    cdef Body body
+    cdef Handoff handoff
+    cdef double at
+
 cdef class Exchange:
     cdef Router _router
     cdef object _serving, _loop, _way, _script, _route, _stage, _stage_ending, _interruption
@@ -26,6 +34,7 @@ cdef class Exchange:
     cdef Relay _relay
     cdef list _grants
     cdef Handoff _handoff
+    cdef _Prefilled _prefilled
     cdef double _stage_deadline, _next_comment
     cdef long long _expected_output, _unread
     cdef Py_ssize_t _first_engine
@@ -44,6 +53,10 @@ cdef class Exchange:
     cdef Grant _ask_for_seat(self, phase, avoid, Py_ssize_t producer=*)
     cdef Awaited _send_prefill(self, CompletionRequest request, Engine engine, Grant grant)
     cdef Handoff _take_prefill(self, CompletionRequest request, Engine engine, Grant grant, Reply reply)
+    cdef Grant _ask_for_decode_seat(self, Handoff handoff, avoid)
+
+    @cython.locals(done=_Prefilled)
+    cdef _finish_prefill(self)
     cdef Awaited _send_decode(self, CompletionRequest request, Engine engine, Grant grant, Handoff handoff)
     cdef _take_decode(self, CompletionRequest request, Grant grant, Reply reply, cached)
     cdef _learn_length(self, CompletionRequest request, long long prompt_tokens)

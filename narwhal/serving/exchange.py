@@ -93,6 +93,7 @@ class Exchange:
         self._seat_request: SeatRequest | None = None  # the last one
         self._waited_s = 0.0  # for that seat
         self._handoff: Handoff | None = None
+        self._prefilled: _Prefilled | None = None  # a prefill leg that is not seen to yet
         self._stage_deadline = math.inf
         self._stage_ending: Callable[[], Ending] | None = None
         self._decoding = False
@@ -520,14 +521,14 @@ class Exchange:
         attempt.prefill = engine.id
         reply = await self._await_leg(self._send_prefill(request, engine, grant), grant.engine, _PREFILL)
         handoff: Handoff | None
-        handoff = made = self._take_prefill(request, engine, grant, reply)
-        grant.release(_PREFILL, monotonic())
+        handoff = self._take_prefill(request, engine, grant, reply)
         try:
-            grant = await self._decode_seat(made, avoid, grant.engine)
+            grant = self._ask_for_decode_seat(handoff, avoid) or await self._wait_for_decode_seat(handoff)
         except AttemptFailed as failure:
             if failure.ending.name != "backend_unavailable":
                 raise
             # No engine decodes any more: those that prefill may have taken over by now.
+            self._finish_prefill()
             self._let_go_of_handoff()
             grant = self._ask_for_seat(_PREFILL, avoid) or await self._wait_for_seat(_PREFILL)
             engine = self._router.engines[grant.engine]
@@ -540,13 +541,21 @@ class Exchange:
         attempt.decode = engine.id
         return await self._decode(request, engine, grant, handoff)
 
-    async def _decode_seat(self, handoff: Handoff, avoid: frozenset[int], producer: int) -> Grant:
-        """A seat for a decode leg, while the handoff is good for it. Raises AttemptFailed, or Ending."""
-        name = self._router.engines[producer].id
+    def _ask_for_decode_seat(self, handoff: Handoff, avoid: frozenset[int]) -> Grant | None:
+        """A seat for a decode leg, if there is one now. Raises AttemptFailed, or Ending."""
         try:
-            grant = self._ask_for_seat(_DECODE, avoid, producer) or await self._wait_for_seat(
-                _DECODE, handoff.expires - monotonic()
-            )
+            return self._ask_for_seat(_DECODE, avoid, handoff.producer)
+        except Ending as ending:
+            if ending.name == "backend_unavailable":
+                raise AttemptFailed(ending) from None
+            raise
+
+    async def _wait_for_decode_seat(self, handoff: Handoff) -> Grant:
+        """The seat that was asked for, while the handoff is good for it. Raises AttemptFailed, or Ending."""
+        self._finish_prefill()
+        name = self._router.engines[handoff.producer].id
+        try:
+            grant = await self._wait_for_seat(_DECODE, handoff.expires - monotonic())
         except _StageExpired:
             limit = self._serving.handoff_timeout_s
             message = (
@@ -650,18 +659,27 @@ class Exchange:
         except (ValueError, TypeError) as error:
             ending = Ending("broken_stream", f"{where}: its reply is no JSON object: {error}")
             raise LegFailure(ending, index, _PREFILL, Evidence.STREAM) from None
-        self._router.leg_succeeded(index)
         now = monotonic()
-        usage = read_usage(body)
         if self._join is None:
             self.record.prefill = now
-            if usage.prompt_tokens is not None:
-                self._learn_length(request, usage.prompt_tokens)
-        tokens = usage.prompt_tokens or self._input_tokens
-        grant.prefilled(tokens - (usage.cached_tokens or 0), now)
         expires = now + self._serving.handoff_timeout_s
-        self._handoff = Handoff(self._router.lifecycle, index, handoff, usage.cached_tokens, expires)
+        self._handoff = Handoff(self._router.lifecycle, index, handoff, expires)
+        self._prefilled = _Prefilled(request, grant, body, self._handoff, now)
         return self._handoff
+
+    def _finish_prefill(self) -> None:
+        """Do what is left to do after a prefill leg, which its decode leg need not wait for."""
+        done, self._prefilled = self._prefilled, None
+        if done is None:
+            return
+        self._router.leg_succeeded(done.grant.engine)
+        usage = read_usage(done.body)
+        done.handoff.cached_tokens = usage.cached_tokens
+        if self._join is None and usage.prompt_tokens is not None:
+            self._learn_length(done.request, usage.prompt_tokens)
+        tokens = usage.prompt_tokens or self._input_tokens
+        done.grant.prefilled(tokens - (usage.cached_tokens or 0), done.at)
+        done.grant.release(_PREFILL, monotonic())
 
     async def _decode(
         self, request: CompletionRequest, engine: Engine, grant: Grant, handoff: Handoff | None
@@ -683,28 +701,28 @@ class Exchange:
         """Send the decode leg; what is returned is told when its stream has ended, or gets a reply."""
         relay, dialect = self._relay, engine.dialect
         assert relay is not None
-        params, cached = (handoff.params, handoff.cached_tokens) if handoff is not None else (None, None)
-        if self._join is not None:
-            cached = None  # what is true of the whole answer is in its usage already
-        else:
-            if self._continuation is not None:
-                self._continuation.cached_tokens = cached
-            if not request.stream:
-                self._assembler = Assembler(
-                    request.route is _CHAT,
-                    request.return_token_ids,
-                    self._serving.max_response_bytes,
-                    dialect.name,
-                )
-        relay.begin(dialect.supplies_token_ids, self._assembler, cached, self._join)
+        if self._join is None and not request.stream:
+            self._assembler = Assembler(
+                request.route is _CHAT,
+                request.return_token_ids,
+                self._serving.max_response_bytes,
+                dialect.name,
+            )
+        relay.begin(dialect.supplies_token_ids, self._assembler, self._join)
         self._where = engine.decode_leg if handoff is not None else engine.whole_request
         future = Awaited(self._loop, self._go_on, True)
         self._router.accounts.engines.leg_started(grant.engine, _DECODE)
         self.record.token_accounting = _ACCOUNTING[engine.config.dialect]
         if self._join is None:
             self.record.handoff = monotonic()
-        body = dialect.decode_body(request, params)
+        body = dialect.decode_body(request, None if handoff is None else handoff.params)
         self._leg = engine.call(request.route, body, self._leg_id("d"), future, relay)
+        self._finish_prefill()
+        if self._join is None:  # else what is true of the whole answer is in its usage already
+            cached = None if handoff is None else handoff.cached_tokens
+            relay.set_cached_tokens(cached)
+            if self._continuation is not None:
+                self._continuation.cached_tokens = cached
         self._was_paused = self._paused
         if self._paused:
             self._leg.pause()
@@ -914,6 +932,7 @@ class Exchange:
             self._handoff = None
 
     def _give_back_seats(self) -> None:
+        self._finish_prefill()
         self._let_go_of_handoff()
         grants, self._grants = self._grants, []
         for grant in grants:
@@ -960,6 +979,19 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 def _sane_id(sent: bytes | None) -> str | None:
     """A client's request ID, if it is one and no attempt at something else."""
     return sent.decode() if sent and _SANE_ID.fullmatch(sent) else None
+
+
+class _Prefilled:
+    """A prefill leg that has done its work, and what is still to be learned of it."""
+
+    def __init__(
+        self, request: CompletionRequest, grant: Grant, body: Body, handoff: Handoff, at: float
+    ) -> None:
+        self.request = request
+        self.grant = grant
+        self.body = body
+        self.handoff = handoff
+        self.at = at
 
 
 class _StageExpired(Exception):

@@ -2,7 +2,7 @@
 
 cdef class Handoff:
     cdef readonly bytes params
-    cdef readonly object cached_tokens
+    cdef public object cached_tokens
     cdef readonly double expires
     cdef readonly Py_ssize_t producer
     cdef object _lifecycle

@@ -16,15 +16,12 @@ class Handoff:
 
     __slots__ = ("_generation", "_held", "_lifecycle", "cached_tokens", "expires", "params", "producer")
 
-    def __init__(
-        self, lifecycle: Lifecycle, producer: int, params: bytes, cached_tokens: int | None, expires: float
-    ) -> None:
-        """`params` go to the decode leg as they are; `cached_tokens`, of the prompt, the producer had cached;
-        `expires` is monotonic."""
+    def __init__(self, lifecycle: Lifecycle, producer: int, params: bytes, expires: float) -> None:
+        """`params` go to the decode leg as they are; `expires` is monotonic."""
         life = lifecycle.lives[producer]
         life.handoffs += 1
         self.params = params
-        self.cached_tokens = cached_tokens
+        self.cached_tokens: int | None = None  # of the prompt, by the producer; set by others
         self.expires = expires
         self.producer = producer
         self._generation = life.generation

@@ -132,7 +132,7 @@ def test_events_that_come_in_a_crowd_are_all_served_and_so_is_everybody_else() -
     run(main())
 
 
-def test_one_client_that_asks_again_and_again_is_hardly_ever_held_up() -> None:
+def test_one_client_that_asks_again_and_again_is_never_held_up() -> None:
     async def main() -> None:
         class Pong(asyncio.Protocol):
             def data_received(self, data: bytes) -> None:
@@ -152,7 +152,7 @@ def test_one_client_that_asks_again_and_again_is_hardly_ever_held_up() -> None:
         with theirs:
             await asyncio.to_thread(ask, theirs)
             assert len(crowded) == 10_000
-            assert sum(crowded) < 500
+            assert not any(crowded)
         transport.abort()
 
     crowded: list[bool] = []

@@ -84,7 +84,8 @@ class Client:
 
     def begin(self, assembler: Assembler | None = None) -> None:
         """Begin an attempt."""
-        self.relay.begin(self.asked.need_ids, assembler, self.asked.cached_tokens)
+        self.relay.begin(self.asked.need_ids, assembler)
+        self.relay.set_cached_tokens(self.asked.cached_tokens)
 
     def feed(self, *pieces: bytes) -> None:
         """Bring reads; each may make one write."""
@@ -573,7 +574,7 @@ def goes_on(pieces: list[bytes], framed: bool) -> None:
     client.relay.end_feed()
     before = client.sent
     assert (client.relay.output_sent, client.relay.tokens, client.relay.carried) == (True, 1, 0)
-    client.relay.begin(True, None, None, Shout())
+    client.relay.begin(True, None, Shout())
     assert (client.relay.output_sent, client.relay.first_at, client.relay.carried) == (True, 0, 1)
     client.feed(*pieces)
     rest = b": now\r\n\r\ndata: { }\n\n" + b"".join(
@@ -597,7 +598,7 @@ def test_a_rest_that_brings_no_output_leaves_the_client_as_it_was() -> None:
         b"data: [DONE]\n\n",
         b"data: x\n\n",
     ):
-        client.relay.begin(True, None, None, Shout())
+        client.relay.begin(True, None, Shout())
         client.feed(rest)
         client.relay.end_feed()
         assert client.sent == before
