@@ -2,8 +2,8 @@
 
 from cpython.object cimport PyObject
 
+from narwhal._fast.json cimport Cursor, Value
 from narwhal._fast.json cimport Kind as JsonKind
-from narwhal._fast.json cimport Value
 
 cdef struct Member:
     Py_ssize_t key_start    # the key's opening quote
@@ -32,6 +32,8 @@ cdef class Body:
     cpdef Py_ssize_t value_size(self, str key) except -1
     cpdef value(self, str key)
     cpdef long long natural(self, str key) except -2
+    cpdef long long inner_natural(self, str key, str name) except -2
+    cpdef inner(self, str key, str name)
     cpdef list edit(self, drop, dict put)
     cdef int index(self) except -1
     cdef str name(self, Py_ssize_t member, bint escaped)
@@ -41,6 +43,7 @@ cdef class Body:
     cdef int add(self, Value* key, Value* value) except -1
     # The member a decoder would go by: the last with this key. NULL if there is none.
     cdef Member* find(self, str key) except? NULL
+    cdef int find_inner(self, str key, str name, Cursor* c, Value* found) except -1
     cdef bytes text_of(self, Member* member)
 
 # The Python face of a kind: a member of the class Kind.

@@ -267,39 +267,48 @@ cdef class Body:
         cdef Member* member = self.find(key)
         cdef Cursor c
         cdef Value value
-        cdef long long number
         if member == NULL or member.kind != IS_INT:
             return -1
         open_text(&c, self.text + member.value_start, member.value_end - member.value_start)
         read_value(&c, &value, 0)
-        if c.text[0] == c'-':
-            return 0 if c.text[1] == c'0' else -1
-        number = as_natural(&c, &value)
-        return number if number >= 0 else LLONG_MAX
+        return natural_of(&c, &value)
 
-    def inner(self, str key not None, str name not None):
-        """Kind and text of the member `name` (ASCII) of the object that `key` has; None if there is none."""
-        cdef Member* member = self.find(key)
+    cpdef long long inner_natural(self, str key, str name) except -2:
+        """What `natural` says of the member `name` (ASCII) of the object that `key` has; -1 without one."""
         cdef Cursor c
-        cdef Value inner_key, value, found
+        cdef Value value
+        self.find_inner(key, name, &c, &value)
+        return natural_of(&c, &value) if value.kind == IS_INT else -1
+
+    cpdef inner(self, str key, str name):
+        """Kind and text of the member `name` (ASCII) of the object that `key` has; None if there is none."""
+        cdef Cursor c
+        cdef Value value
+        self.find_inner(key, name, &c, &value)
+        if value.kind == IS_BAD:
+            return None
+        return (
+            KINDS[<int>value.kind],
+            PyBytes_FromStringAndSize(<const char*>c.text + value.start, value.end - value.start),
+        )
+
+    cdef int find_inner(self, str key, str name, Cursor* c, Value* found) except -1:
+        # Of equal ones the last; IS_BAD if there is none.
+        cdef Member* member = self.find(key)
+        cdef Value inner_key, value
         cdef bint first = True
         cdef Py_ssize_t size
         cdef const char* utf8 = PyUnicode_AsUTF8AndSize(name, &size)
         found.kind = IS_BAD
         if member == NULL or member.kind != IS_OBJECT:
-            return None
-        open_text(&c, self.text + member.value_start, member.value_end - member.value_start)
-        enter(&c)
-        while next_member(&c, &first, &inner_key) == 1:
-            read_value(&c, &value, 2)
-            if spells(&c, &inner_key, utf8, size):
-                found = value
-        if found.kind == IS_BAD:
-            return None
-        return (
-            KINDS[<int>found.kind],
-            self.raw[member.value_start + found.start:member.value_start + found.end],
-        )
+            return 0
+        open_text(c, self.text + member.value_start, member.value_end - member.value_start)
+        enter(c)
+        while next_member(c, &first, &inner_key) == 1:
+            read_value(c, &value, 2)
+            if spells(c, &inner_key, utf8, size):
+                found[0] = value
+        return 0
 
     cpdef list edit(self, drop, dict put):
         """The pieces of this body without the members in `drop` and with those in `put`, in order of writing.
@@ -388,6 +397,15 @@ cdef class Body:
         for piece in pieces:
             total += len(piece)
         return total
+
+
+cdef long long natural_of(Cursor* c, Value* value) noexcept:
+    # Of a value that is IS_INT; see Body.natural.
+    cdef long long number
+    if c.text[value.start] == c'-':
+        return 0 if c.text[value.start + 1] == c'0' else -1
+    number = as_natural(c, value)
+    return number if number >= 0 else LLONG_MAX
 
 
 cdef str complaint(Cursor* c):

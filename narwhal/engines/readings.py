@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import orjson
 
-from narwhal._fast.body import Body
+from narwhal._fast.body import Body, Kind
 from narwhal.engines.leg import Reply
 
+_OBJECT = Kind.OBJECT  # a look-up in the class is slow
 
-class Usage(NamedTuple):
+
+class Usage:
     """What a reply's `usage` says of its prompt; None where it says nothing."""
 
-    prompt_tokens: int | None
-    cached_tokens: int | None  # of the prompt, found in the engine's cache
+    __slots__ = ("cached_tokens", "prompt_tokens")
+
+    def __init__(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens  # of the prompt, found in the engine's cache
 
 
 def read_usage(reply: Body) -> Usage:
     """The usage of a completion's reply."""
+    if reply.kind("usage") is not _OBJECT:
+        return Usage(None, None)
     try:
-        usage = reply.value("usage")
-    except ValueError:  # a number that Python does not read
+        usage = Body(reply.raw_value("usage") or b"{}")
+    except TypeError:  # with more members than a body may have
         return Usage(None, None)
-    if not isinstance(usage, dict):
-        return Usage(None, None)
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_natural(usage.get("prompt_tokens")), _natural(cached))
+    prompt = usage.natural("prompt_tokens")
+    cached = usage.inner_natural("prompt_tokens_details", "cached_tokens")
+    return Usage(prompt if prompt >= 0 else None, cached if cached >= 0 else None)
 
 
 def read_token_count(reply: Reply) -> int | None:

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
+from narwhal._fast.columns import add_to, whole
+
 
 class Phase(IntEnum):
     """The two halves of a request; each has its own seats on an engine."""
@@ -146,11 +148,11 @@ class FleetTable:
 
     def asked_for(self, engine: int) -> Phase:
         """The phase whose asks this engine answers: a `both` engine serves requests whole, from prefill."""
-        return _NEEDS[self.role[engine]][0]
+        return _NEEDS[whole(self.role, engine)][0]
 
     def needs(self, engine: int) -> tuple[Phase, ...]:
         """The phases in which one leg on this engine takes a seat."""
-        return _NEEDS[self.role[engine]]
+        return _NEEDS[whole(self.role, engine)]
 
     def has_room(self, engine: int) -> bool:
         """Whether one more leg fits: the engine is available, a seat free in each phase it needs, and its
@@ -167,20 +169,20 @@ class FleetTable:
     def take(self, engine: int, phase: Phase) -> None:
         """Take one seat. Raises RuntimeError if none is free: whoever asked had not looked."""
         seats = self.seats[phase]
-        if seats[engine] >= self.limit[phase][engine]:
+        if whole(seats, engine) >= whole(self.limit[phase], engine):
             raise RuntimeError(
                 f"engine {self.ids[engine]} has no free {Phase(phase).name.lower()} seat to take"
             )
-        seats[engine] += 1
+        add_to(seats, engine, 1)
 
     def give(self, engine: int, phase: Phase) -> None:
         """Give one seat back. Raises RuntimeError if none is taken: it was given back twice."""
         seats = self.seats[phase]
-        if seats[engine] <= 0:
+        if whole(seats, engine) <= 0:
             raise RuntimeError(
                 f"engine {self.ids[engine]} has no taken {Phase(phase).name.lower()} seat to give back"
             )
-        seats[engine] -= 1
+        add_to(seats, engine, -1)
 
     def set_available(self, engine: int, available: bool) -> None:
         """Say whether the engine may be placed on. Legs already on it keep their seats."""

@@ -2,6 +2,7 @@
 
 import cython
 
+from narwhal._fast.columns cimport add_to, set_real, set_whole, whole
 from narwhal.fleet.table cimport FleetTable
 from narwhal.profiles.models cimport FleetModels
 

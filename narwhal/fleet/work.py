@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 
+from narwhal._fast.columns import add_to, set_real, set_whole, whole
 from narwhal.fleet.table import FleetTable, Phase
 from narwhal.profiles.models import FleetModels
 
@@ -100,29 +101,30 @@ class Work:
         leg = PrefillLeg(engine, tokens, kv, round(cost_s * 1e6), now)
         legs = self._legs[engine]
         if legs:
-            table.queued_us[engine] += leg.cost_us
+            add_to(table.queued_us, engine, leg.cost_us)
         else:
             self._lead(leg, now)
         legs.append(leg)
-        table.squares_us2[engine] += min(leg.cost_us, _MOST_US) ** 2
-        table.coming_kv[engine] += kv
+        add_to(table.squares_us2, engine, min(leg.cost_us, _MOST_US) ** 2)
+        add_to(table.coming_kv, engine, kv)
         return leg
 
     def end_prefill(self, leg: PrefillLeg, now: float) -> None:
         """The leg is over, one way or the other."""
         table, engine, legs = self._table, leg.engine, self._legs[leg.engine]
-        table.squares_us2[engine] -= min(leg.cost_us, _MOST_US) ** 2
-        table.coming_kv[engine] -= leg.kv
+        add_to(table.squares_us2, engine, -(min(leg.cost_us, _MOST_US) ** 2))
+        add_to(table.coming_kv, engine, -leg.kv)
         sums = self._sums[engine]
         sums.freed = now
         if legs[0] is not leg:
-            table.queued_us[engine] -= leg.cost_us
+            add_to(table.queued_us, engine, -leg.cost_us)
             legs.remove(leg)
             return
         legs.popleft()
-        table.head_us[engine] = table.head_due_us[engine] = 0
+        set_whole(table.head_us, engine, 0)
+        set_whole(table.head_due_us, engine, 0)
         if legs:
-            table.queued_us[engine] -= legs[0].cost_us
+            add_to(table.queued_us, engine, -legs[0].cost_us)
             self._lead(legs[0], now)
 
     def prefilled(self, leg: PrefillLeg, tokens: int, now: float) -> float:
@@ -130,15 +132,15 @@ class Work:
 
         Returns the seconds it took, not counting those that the engine spent on legs before it.
         """
-        self.shown[_PREFILL][leg.engine] = now
+        set_real(self.shown[_PREFILL], leg.engine, now)
         sums = self._sums[leg.engine]
         took = now - max(leg.sent, sums.freed)
         self._models.learn_prefill(leg.engine, tokens, took)
         return took
 
     def _lead(self, leg: PrefillLeg, now: float) -> None:
-        self._table.head_us[leg.engine] = leg.cost_us
-        self._table.head_due_us[leg.engine] = round(now * 1e6) + leg.cost_us
+        set_whole(self._table.head_us, leg.engine, leg.cost_us)
+        set_whole(self._table.head_due_us, leg.engine, round(now * 1e6) + leg.cost_us)
 
     # ---- decode
 
@@ -146,8 +148,8 @@ class Work:
         """A leg is sent to an engine, for an answer of `output_tokens` tokens or so."""
         leg = DecodeLeg(engine, tokens, output_tokens, now)
         self._sum_up(engine, now)
-        self._table.kv_tokens[engine] += leg.kv_mean
-        self._table.kv_reserved[engine] += leg.kv_most
+        add_to(self._table.kv_tokens, engine, leg.kv_mean)
+        add_to(self._table.kv_reserved, engine, leg.kv_most)
         return leg
 
     def first_token(self, leg: DecodeLeg, now: float, handed_over: bool) -> None:
@@ -164,7 +166,7 @@ class Work:
         if leg.first is None or output_tokens < _LEAST_TOKENS or now <= leg.first:
             return
         engine, lasted = leg.engine, now - leg.first
-        self.shown[_DECODE][engine] = now
+        set_real(self.shown[_DECODE], engine, now)
         self._sum_up(engine, now)
         sums = self._sums[engine]
         running = (sums.running - leg.running_then) / lasted
@@ -174,14 +176,14 @@ class Work:
     def end_decode(self, leg: DecodeLeg, now: float) -> None:
         """The leg is over, one way or the other."""
         self._sum_up(leg.engine, now)
-        self._table.kv_tokens[leg.engine] -= leg.kv_mean
-        self._table.kv_reserved[leg.engine] -= leg.kv_most
+        add_to(self._table.kv_tokens, leg.engine, -leg.kv_mean)
+        add_to(self._table.kv_reserved, leg.engine, -leg.kv_most)
 
     def _sum_up(self, engine: int, now: float) -> None:
         # Before the seats or the KV tokens of an engine change, and before its sums are read.
         table, sums = self._table, self._sums[engine]
         lasted = now - sums.up_to
         if lasted > 0:
-            sums.running += table.decode_seats[engine] * lasted
-            sums.kv += table.kv_tokens[engine] * lasted
+            sums.running += whole(table.decode_seats, engine) * lasted
+            sums.kv += whole(table.kv_tokens, engine) * lasted
             sums.up_to = now

@@ -2,6 +2,10 @@
 
 import cython
 
+
+@cython.locals(start=Py_ssize_t, least=double, sample=bytes)
+cpdef script_of(bytes body)
+
 cdef class _Learned:
     cdef readonly double tokens_per_byte, weight, error, observed
 

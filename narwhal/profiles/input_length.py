@@ -47,12 +47,14 @@ _PRIORS = {Script.ASCII: PRIOR_BYTES_PER_TOKEN, Script.OTHER: 3.0, Script.ESCAPE
 
 def script_of(body: bytes) -> Script:
     """The script of a request's body, by a sample from its middle."""
-    start = max(0, (len(body) - _SAMPLE_BYTES) // 2)
-    sample = body[start : start + _SAMPLE_BYTES]
+    sample = body
+    if len(body) > _SAMPLE_BYTES:
+        start = (len(body) - _SAMPLE_BYTES) // 2
+        sample = body[start : start + _SAMPLE_BYTES]
     least = len(sample) * _OTHER_SHARE
     if not sample.isascii() and len(sample.translate(None, _ASCII)) > least:
         return _OTHER
-    return _ESCAPED if sample.count(b"\\u") * _ESCAPE_BYTES > least else _PLAIN
+    return _ESCAPED if b"\\" in sample and sample.count(b"\\u") * _ESCAPE_BYTES > least else _PLAIN
 
 
 class _Learned:

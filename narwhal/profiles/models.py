@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from narwhal._fast.columns import set_real, set_whole
 from narwhal.profiles.drift import Drift
 from narwhal.profiles.model import EngineModel, Price, Work, value
 from narwhal.profiles.nonnegative import Triple
@@ -155,25 +156,37 @@ class FleetModels:
         model = self.engines[engine]
         work = model.prefill
         a, b, c = work.corrected()
-        self.prefill_a[engine], self.prefill_b[engine], self.prefill_c[engine] = a, b, c
-        self.prefill_lo[engine], self.prefill_hi[engine] = work.range.lo, work.range.hi
-        self.prefill_edge[engine], self.prefill_shift[engine] = work.edge(), work.shift()
-        self.prefill_spread[engine] = work.correction.spread
-        self.prefill_sure[engine] = work.is_sure()
+        set_real(self.prefill_a, engine, a)
+        set_real(self.prefill_b, engine, b)
+        set_real(self.prefill_c, engine, c)
+        set_real(self.prefill_lo, engine, work.range.lo)
+        set_real(self.prefill_hi, engine, work.range.hi)
+        set_real(self.prefill_edge, engine, work.edge())
+        set_real(self.prefill_shift, engine, work.shift())
+        set_real(self.prefill_spread, engine, work.correction.spread)
+        set_whole(self.prefill_sure, engine, work.is_sure())
 
     def _refresh_interval(self, engine: int) -> None:
         model = self.engines[engine]
         work = model.interval
-        self.interval_p[engine], self.interval_q[engine], self.interval_c[engine] = work.corrected()
-        self.interval_hi[engine], self.interval_kv_hi[engine] = work.range.hi, work.range.kv_hi
-        self.interval_n_reach[engine], self.interval_kv_reach[engine] = work.reach()
-        self.interval_sure[engine] = work.is_sure()
+        p, q, c = work.corrected()
+        set_real(self.interval_p, engine, p)
+        set_real(self.interval_q, engine, q)
+        set_real(self.interval_c, engine, c)
+        set_real(self.interval_hi, engine, work.range.hi)
+        set_real(self.interval_kv_hi, engine, work.range.kv_hi)
+        n_reach, kv_reach = work.reach()
+        set_real(self.interval_n_reach, engine, n_reach)
+        set_real(self.interval_kv_reach, engine, kv_reach)
+        set_whole(self.interval_sure, engine, work.is_sure())
 
     def _refresh_handoff(self, engine: int) -> None:
         model = self.engines[engine]
         work = model.handoff
         _, b, c = work.corrected()
-        self.handoff_b[engine], self.handoff_c[engine] = b, c
-        self.handoff_hi[engine] = work.range.hi
-        self.handoff_edge[engine], self.handoff_shift[engine] = work.edge(), work.shift()
-        self.handoff_sure[engine] = work.is_sure()
+        set_real(self.handoff_b, engine, b)
+        set_real(self.handoff_c, engine, c)
+        set_real(self.handoff_hi, engine, work.range.hi)
+        set_real(self.handoff_edge, engine, work.edge())
+        set_real(self.handoff_shift, engine, work.shift())
+        set_whole(self.handoff_sure, engine, work.is_sure())

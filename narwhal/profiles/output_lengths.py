@@ -18,6 +18,8 @@ MEMORY = 2048
 _STEPS = 4  # buckets per power of two
 _BUCKETS = 24 * _STEPS
 _LARGEST = 24  # powers of two that are told apart
+_LIMITS = _LARGEST + 2  # of `max_tokens`: those, and none
+_ROWS = _LARGEST + 3  # of prompts: those, all prompts, and everything
 
 
 class _Histogram:
@@ -60,37 +62,46 @@ class OutputLengths:
     __slots__ = ("_histograms",)
 
     def __init__(self) -> None:
-        self._histograms: dict[tuple[int, int], _Histogram] = {}
+        self._histograms: list[_Histogram | None] = [None] * (_ROWS * _LIMITS)
 
     def learn(self, prompt_tokens: int, max_tokens: int | None, output_tokens: int) -> None:
         """Take note of an answer that came to its end. One without output says nothing."""
         if output_tokens < 1:
             return
         bucket = min(int(math.log2(output_tokens) * _STEPS), _BUCKETS - 1)
-        for key in _keys(prompt_tokens, max_tokens):
-            histogram = self._histograms.get(key)
+        for place in range(3):
+            index = _index(place, prompt_tokens, max_tokens)
+            histogram = self._histograms[index]
             if histogram is None:
-                histogram = self._histograms[key] = _Histogram()
+                histogram = self._histograms[index] = _Histogram()
             histogram.add(bucket)
 
     def expect(self, prompt_tokens: int, max_tokens: int | None, quantile: float = 0.5) -> float:
         """Tokens that a share `quantile` of such answers don't exceed; at least 1, at most `max_tokens`."""
         most = float(max_tokens) if max_tokens else math.inf
-        for key in _keys(prompt_tokens, max_tokens):
-            histogram = self._histograms.get(key)
+        for place in range(3):
+            histogram = self._histograms[_index(place, prompt_tokens, max_tokens)]
             if histogram is not None and histogram.total >= ENOUGH:
                 return min(max(1.0, histogram.quantile(quantile)), most)
         return min(prior(quantile), most)
 
 
-def _keys(prompt_tokens: int, max_tokens: int | None) -> tuple[tuple[int, int], ...]:
-    limit = power(max_tokens) if max_tokens else _LARGEST + 1
-    return (power(prompt_tokens), limit), (-1, limit), (-1, -1)
+def _index(place: int, prompt_tokens: int, max_tokens: int | None) -> int:
+    """Where a histogram is kept: of such pairs (0), of all prompts with such a limit (1), of all (2)."""
+    if place == 2:
+        return _ROWS * _LIMITS - 1
+    limit = _power(max_tokens) if max_tokens else _LIMITS - 1
+    row = _power(prompt_tokens) if place == 0 else _LARGEST + 1
+    return row * _LIMITS + limit
 
 
-def power(tokens: int) -> int:
+def _power(tokens: int) -> int:
     """The power of two that `tokens` is sorted under."""
-    return min(max(tokens - 1, 0).bit_length(), _LARGEST)
+    left, found = tokens - 1, 0
+    while left > 0 and found < _LARGEST:
+        left >>= 1
+        found += 1
+    return found
 
 
 def prior(quantile: float) -> float:

@@ -72,7 +72,8 @@ def _path(target: bytes) -> str:
             target = b""
         if not target:
             raise malformed("its target must be a path, an http URL or *")
-    return target.split(b"?", 1)[0].decode("latin-1")
+    query = target.find(b"?")
+    return (target if query < 0 else target[:query]).decode("latin-1")
 
 
 def malformed(what: str) -> Ending:

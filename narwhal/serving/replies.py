@@ -55,20 +55,21 @@ def head(
 
 
 # By framing and closing: the second that the Date is of, and the head up to the request's ID.
-_stream_heads: dict[tuple[bool, bool], tuple[int, bytes]] = {}
+_stream_heads: list[tuple[int, bytes]] = [(0, b"")] * 4
 
 
 def stream_head(request_id: str, *, framed: bool, close: bool) -> bytes:
     """The head of an event stream. `framed`: its body is chunked; else it ends with the connection."""
-    second = int(time.time())
-    made = _stream_heads.get((framed, close))
-    if made is None or made[0] != second:
+    second, kind = int(time.time()), 2 * framed + close
+    made, begins = _stream_heads[kind]
+    if made != second:
         headers = [("cache-control", "no-cache")]
         if framed:
             headers.append(("transfer-encoding", "chunked"))
         whole = head(200, EVENT_STREAM, None, headers, close or not framed)
-        made = _stream_heads[framed, close] = second, whole[:-2] + b"x-request-id: "
-    return b"%b%b\r\n\r\n" % (made[1], request_id.encode())
+        begins = whole[:-2] + b"x-request-id: "
+        _stream_heads[kind] = second, begins
+    return begins + request_id.encode() + b"\r\n\r\n"
 
 
 def error(ending: Ending, headers: Iterable[Header]) -> tuple[int, bytes, list[Header]]:

@@ -168,6 +168,8 @@ def test_reading_goes_by_the_last_of_several_equal_keys(parts: Parts) -> None:
         assert body.kind(key) is kind_of(json.loads(last[key]))
         assert body.value(key) == value
         assert body.natural(key) == natural(json.loads(last[key]))
+        inner = json.loads(last[key])
+        assert body.inner_natural(key, "a") == (natural(inner.get("a")) if isinstance(inner, dict) else -1)
         if isinstance(value, dict) and "a" in value:
             kind, raw = body.inner(key, "a") or (None, b"")
             assert kind is kind_of(value["a"])
