@@ -1,8 +1,10 @@
-"""What an idle router adds to the time to the first byte: `python -m bench.first_byte`.
+"""What an idle router adds to the time to the first byte of both legs: `python -m bench.first_byte`.
 
-One client asks again and again, in turn through the router and, for its two legs, straight from the engines,
-which answer at once. What the router adds is the one time less the other. The client blocks on plain sockets,
-so that its own part, which the direct way has twice, is small.
+One client asks a few times through the router and then as often, for the two legs, straight from the engines,
+which answer at once; and so on. What the router adds is the one time less the other. In the first row each
+request follows the answer to the one before; in the second the client waits before it asks, so that the
+router has gone to sleep. HAProxy, if it is installed, shows what moving the bytes of one leg adds here. The
+client blocks on plain sockets, so that its own part, which the direct way has twice, is small.
 """
 
 from __future__ import annotations
@@ -14,15 +16,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.compare import Bench
+import uvloop
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from bench.compare import Bench, Failed, Router, up
 from bench.paced_engine import MODEL
 
 _TOKENS = 8
 _BODY = {"model": MODEL, "prompt": "How does a whale sleep?", "max_tokens": _TOKENS, "stream": True}
-_WARM_UP = 200
+_BLOCK = 20  # requests one way before the other has its turn
+_WARM_UP = 10  # blocks
+_PAUSE_S = 0.005
 
 
 class _Connection:
@@ -59,10 +69,39 @@ def _handoff(to_prefill: bool) -> dict[str, object]:
     return {"do_remote_decode": to_prefill, "do_remote_prefill": not to_prefill}
 
 
+def _haproxy(bench: Bench) -> Router | None:
+    """HAProxy, if it is installed and works."""
+    try:
+        router = bench.haproxy()
+        uvloop.run(up(router))
+    except (LookupError, Failed):
+        return None
+    return router
+
+
+def _block(ask: Callable[[], float], pause_s: float) -> list[float]:
+    """The times of a block, but for the first, which finds nothing in the processor's caches."""
+    times = []
+    for _ in range(_BLOCK + 1):
+        time.sleep(pause_s)
+        times.append(ask())
+    return times[1:]
+
+
+def _row(name: str, times: list[float], direct: list[float]) -> list[str]:
+    times, direct = sorted(times), sorted(direct)
+    points = [f"{times[len(times) * share // 100] * 1e6:.0f}" for share in (50, 90, 99)]
+    alone, added = statistics.median(direct), statistics.median(times) - statistics.median(direct)
+    return [name, *points, f"{alone * 1e6:.0f}", f"{added * 1e6:.0f}"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.first_byte", description=__doc__)
     parser.add_argument("--requests", type=int, default=3000, help="each way (default: 3000)")
     args = parser.parse_args()
+    table = Table(title="time to the first byte, µs", box=SIMPLE_HEAD, title_justify="left")
+    for title in ("", "p50", "p90", "p99", "without it", "added"):
+        table.add_column(title, justify="right" if title else "left")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), interval_s=0)
         try:
@@ -70,22 +109,24 @@ def main() -> int:
             prefill = _Connection(
                 bench.prefill, stream=False, max_tokens=1, kv_transfer_params=_handoff(True)
             )
-            decode = _Connection(bench.decode, return_token_ids=True, kv_transfer_params=_handoff(False))
-            through, direct = [], []
-            for _ in range(_WARM_UP + args.requests):
-                through.append(router.ask())
-                direct.append(prefill.ask() + decode.ask())
-            for connection in (router, prefill, decode):
-                connection.close()
+            one_leg = {"return_token_ids": True, "kv_transfer_params": _handoff(False)}
+            decode = _Connection(bench.decode, **one_leg)
+            ways = [("Narwhal, two legs", router.ask, lambda: prefill.ask() + decode.ask())]
+            if (haproxy := _haproxy(bench)) is not None:
+                ways.append(("HAProxy, one leg", _Connection(haproxy.url, **one_leg).ask, decode.ask))
+            for name, through, direct in ways:
+                for pause_s in (0.0, _PAUSE_S):
+                    seen: tuple[list[float], list[float]] = ([], [])
+                    for block in range(_WARM_UP + args.requests // _BLOCK):
+                        for times, ask in zip(seen, (through, direct), strict=True):
+                            found = _block(ask, pause_s)
+                            if block >= _WARM_UP:
+                                times += found
+                    after = f", {_PAUSE_S * 1000:g} ms after the last" if pause_s else ", again and again"
+                    table.add_row(*_row(name + after, *seen))
         finally:
             bench.end()
-    print("time to the first byte, µs")
-    for name, times in (("through the router", through), ("the two legs alone", direct)):
-        times = sorted(times[_WARM_UP:])
-        shown = ", ".join(f"p{p} {times[len(times) * p // 100] * 1e6:.0f}" for p in (50, 90, 99))
-        print(f"  {name}: {shown}")
-    added = statistics.median(through[_WARM_UP:]) - statistics.median(direct[_WARM_UP:])
-    print(f"added, median: {added * 1e6:.0f} µs")
+    Console(width=100).print(table)
     return 0
 
 
