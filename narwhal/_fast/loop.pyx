@@ -14,7 +14,7 @@ from narwhal._fast.reactor cimport Reactor
 from narwhal._fast.selector cimport Selector
 
 cdef double LONGEST_S = 86400.0
-cdef double MOST_S = 0.0004      # seconds of calls before the selector has its turn
+cdef double MOST_S = 0.0006      # seconds of calls before the selector has its turn
 # With more cancelled timers than this, asyncio's own turn may want to clear them out.
 cdef int MOST_CANCELLED = 100
 

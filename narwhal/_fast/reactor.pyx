@@ -12,7 +12,7 @@ without what isn't needed: there is no TLS, and none but the loop's thread may t
 
 Streams go first: what is for them is served as it is found. A reply that lets a request go on, or a new
 request, takes as long as tens of events, so these have their turn after that, in this order, and for
-0.4 ms at most.
+0.6 ms at most.
 
 To wake a peer costs more than to send to it. So what is written while several connections are served, or in
 one turn of the router's own loop, is held in an arena and sent together: who was woken for the first of it is
@@ -94,7 +94,7 @@ cdef enum:
 
 cdef uint32_t ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR
 
-cdef double MOST_S = 0.0004     # seconds of requests before streams have their turn again
+cdef double MOST_S = 0.0006     # seconds of requests before streams have their turn again
 
 _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
 

@@ -7,7 +7,7 @@ which returns only when the loop has something to do: another descriptor is read
 was set or is due.
 
 To be woken costs as much as to relay an event. So while thousands of events come in a second, and the loop
-has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps 0.45 ms,
+has nothing else to do, the selector does not wait for the next event but lets a few come: it sleeps 0.4 ms,
 then takes what is there. A loop that is busy, or had many events at once just now, does not sleep, and one
 that is quiet is woken at once. Nor does one whose events come one by one, however fast, since each answers
 what the last one brought about: a single client that asks again and again would only be held up. For that
@@ -41,7 +41,7 @@ cdef extern from "<time.h>" nogil:
 
 cdef double CROWD = 7000        # events a second, two in a hold, from which they are let come together ...
 cdef double WINDOW_S = 0.01     # ... over this time at least
-cdef long HOLD_NS = 450_000     # for how long; half of it holds an event up on average
+cdef long HOLD_NS = 400_000     # for how long; half of it holds an event up on average
 cdef int A_CROWD = 32           # connections: fewer have nothing to bring together
 cdef double FEW = 2             # events in a hold that are not worth it
 # How long after a hold that was not worth it there is none, at first and at most.
