@@ -198,7 +198,8 @@ class ServingConfig:
         default=75.0, metadata=_key(SECONDS, "how long an idle client connection stays open")
     )
     client_connection_limit: int = field(
-        default=16384, metadata=_key(SEATS, "client connections open at once")
+        default=16384,
+        metadata=_key(SEATS, "client connections open at once; fewer where `ulimit -n` allows no more"),
     )
     keepalive_s: float | None = field(
         default=None,

@@ -26,6 +26,7 @@ from narwhal.config import ServingConfig
 from narwhal.outcomes import Ending
 from narwhal.serving import replies
 from narwhal.serving.alarm import Alarm
+from narwhal.serving.descriptors import ClientLimit
 from narwhal.serving.head import RequestHead, malformed, read_head
 
 HEAD_LIMIT = 65536
@@ -36,6 +37,7 @@ READ_OVER_LIMIT = 262144  # a rest of a body that is read over to keep the conne
 LINGER_S = 30.0  # how long what a client still sends to a closing connection is read over
 LINGER_IDLE_S = 5.0  # how long a closing connection's client may neither send nor read
 GATHERED_LIMIT = 1 << 24  # bytes of a body for which memory is taken before it has come
+_FEW_SURPLUS = 8  # connections beyond the limit that may linger
 SMALL_PIECE = 4096  # bytes; what of a body comes in smaller pieces is put together
 _EMPTY_LINES = re.compile(rb"(?:\r\n)+")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -83,10 +85,11 @@ class Server(Protocol):
     """What a connection needs of its server."""
 
     serving: ServingConfig
+    client_limit: ClientLimit
 
     def handler(self, head: RequestHead, connection: ClientConnection) -> Handler: ...
 
-    def opened(self, connection: ClientConnection) -> bool: ...
+    def opened(self, connection: ClientConnection) -> int: ...
 
     def closed(self, connection: ClientConnection) -> None: ...
 
@@ -144,11 +147,14 @@ class ClientConnection(Inbox):
         self.outlet.attach(self._transport)
         peer = transport.get_extra_info("peername")
         self.peer = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
-        if not self._server.opened(self):
-            limit = self._server.serving.client_connection_limit
-            message = f"{limit} connections are open already (serving.client_connection_limit)"
+        surplus = self._server.opened(self)
+        if surplus > 0:
+            limit, setting = self._server.client_limit
+            message = f"{limit} connections are open already ({setting})"
             # The row's envelope and advice are right; no request is counted, as none has come.
             self._protocol_error(Ending("retention_full", message, status=503, code="connection_limit"))
+            if surplus > max(_FEW_SURPLUS, limit // 8):
+                self.close()  # whatever it may still send: those that linger have files open, too
             return
         self._set_alarm_in(self._server.serving.head_timeout_s)
 

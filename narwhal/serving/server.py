@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,6 +18,7 @@ from narwhal.admission.readiness import State
 from narwhal.config import ConfigError, FleetConfig, ServingConfig
 from narwhal.outcomes import Ending
 from narwhal.serving import routes
+from narwhal.serving.descriptors import ClientLimit, configured, raise_file_limit
 from narwhal.serving.head import RequestHead
 from narwhal.serving.http import ClientConnection, Handler
 from narwhal.serving.listener import Listener
@@ -30,7 +30,6 @@ _LARGEST_BLOCK, _FREE_MEMORY = 32 << 20, 64 << 20
 log = logging.getLogger("narwhal.serving")
 
 LAST_READ_S = 1.0  # how long a stopping server lets clients read what was sent last
-SPARE_FILES = 128  # descriptors for the process itself: logs, the journal, listening sockets
 
 
 class CannotListen(Exception):
@@ -44,8 +43,10 @@ class CannotListen(Exception):
 class Server:
     """A router behind a listening socket."""
 
-    def __init__(self, config: FleetConfig) -> None:
+    def __init__(self, config: FleetConfig, client_limit: ClientLimit | None = None) -> None:
+        """`client_limit` None: what the configuration says."""
         self.config = config
+        self.client_limit = client_limit or configured(config)
         self.serving: ServingConfig = config.serving
         self.router: Router | None = None
         self._connections: set[ClientConnection] = set()
@@ -138,36 +139,17 @@ class Server:
         assert self.router is not None
         return routes.find(self.router, connection, head)
 
-    def opened(self, connection: ClientConnection) -> bool:
-        """A connection came; False if it is one too many."""
+    def opened(self, connection: ClientConnection) -> int:
+        """A connection came; how many there are beyond the limit."""
         self._connections.add(connection)
         self._deserted.clear()
-        return len(self._connections) <= self.serving.client_connection_limit
+        return max(0, len(self._connections) - self.client_limit.connections)
 
     def closed(self, connection: ClientConnection) -> None:
         """A connection has closed."""
         self._connections.discard(connection)
         if not self._connections:
             self._deserted.set()
-
-
-def raise_file_limit(config: FleetConfig) -> None:
-    """Allow this process as many files as it may have, and warn if that is too few for its connections."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    seats = sum(engine.prefill_concurrency + engine.decode_concurrency for engine in config.engines)
-    clients = config.serving.client_connection_limit
-    legs = min(seats, config.serving.retention_limit) + len(config.engines)  # each has one for probes
-    wanted = clients + legs + SPARE_FILES
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        log.warning(
-            "at most %d files can be open (ulimit -n), but %d may be needed: %d for clients "
-            "(serving.client_connection_limit), %d for engines",
-            hard,
-            wanted,
-            clients,
-            legs,
-        )
 
 
 async def _reload(router: Router, again: Callable[[], FleetConfig], source: str) -> None:
@@ -193,8 +175,7 @@ async def run(
     `again` reads the fleet file, called `source`, once more, when SIGHUP comes. It may raise ConfigError.
     """
     loop = asyncio.get_running_loop()
-    raise_file_limit(config)
-    server = Server(config)
+    server = Server(config, raise_file_limit(config))
     await server.start()
     assert server.router is not None
     keep_freed(_LARGEST_BLOCK, _FREE_MEMORY)

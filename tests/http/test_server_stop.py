@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from narwhal._fast.loop import run as run_in_loop
-from narwhal.serving.server import CannotListen, Server, raise_file_limit
+from narwhal.serving.descriptors import raise_file_limit
+from narwhal.serving.server import CannotListen, Server
 from narwhal.sim import SimFleet
 from tests.http.support import CHAT, Routed, body_for, config_of, eventually, on_router
 from tests.http.wire import Wire, request
@@ -196,8 +197,9 @@ def test_too_few_files_for_the_connections_are_warned_of(
 
     async def run(on: Routed) -> None:
         with caplog.at_level(logging.WARNING):
-            raise_file_limit(on.server.config)
+            share = raise_file_limit(on.server.config)
         assert limits[-1] == (1024, 1024)
+        assert f"more than {share.connections} clients are turned away" in caplog.text
         assert "at most 1024 files can be open (ulimit -n), but" in caplog.text
         assert "serving.client_connection_limit" in caplog.text
 
