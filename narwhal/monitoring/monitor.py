@@ -26,6 +26,7 @@ from narwhal.fleet.health import Evidence, Remedy
 from narwhal.fleet.lifecycle import Change, Lifecycle, State
 from narwhal.fleet.table import OTHER_ROLE
 from narwhal.monitoring.probe import NotProbed, Probe, ProbeFailed, request_for
+from narwhal.monitoring.reminder import Reminder
 
 log = logging.getLogger("narwhal.monitoring")
 
@@ -75,6 +76,7 @@ class Monitor:
         self._last_output = last_output
         self._known_connection = [0] * len(probes)
         self._pauses = [_Pause() for _ in probes]
+        self._reminders = [Reminder() for _ in probes]  # of engines that are out and don't prove themselves
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._failed_stages: set[str] = set()
         self._tell_not_probed_at = 0.0
@@ -109,6 +111,7 @@ class Monitor:
             self._remedy(change.engine)
         elif change.after is State.EJECTED:
             self._pauses[change.engine] = _Pause()
+            self._reminders[change.engine] = Reminder()
 
     def add(self, probe: Probe) -> None:
         """The fleet has one more engine."""
@@ -116,6 +119,7 @@ class Monitor:
         self.heard.append(0.0)
         self._known_connection.append(0)
         self._pauses.append(_Pause())
+        self._reminders.append(Reminder())
 
     def suspect(self, engine: int) -> None:
         """A leg lost its connection: if nobody listens there any more, find it out before requests do."""
@@ -298,7 +302,10 @@ class Monitor:
             await self._prove(engine)
         except ProbeFailed as failure:
             if life.state is State.EJECTED:
-                self._lifecycle.flunked(engine, str(failure), time.monotonic(), refused=failure.refused)
+                now = time.monotonic()
+                self._lifecycle.flunked(engine, str(failure), now, refused=failure.refused)
+                if self._reminders[engine].is_due(now):
+                    log.warning("engine %s is not taken back yet: %s", probe.engine.id, failure)
             if answers:
                 pause = self._pauses[engine]
                 pause.left, pause.next = pause.next, min(_LONGEST_PAUSE, pause.next * 2)

@@ -249,6 +249,23 @@ def test_a_readmitted_engine_is_no_fault_in_the_log_and_one_that_breaks_is(
         on_router(test, **PAIRS, recovery={"readmit_ramp_s": 0.01})
 
 
+def test_a_readmitted_engine_that_does_not_prove_itself_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(where: Routed) -> None:
+        await where.ask(DRAIN, {"engines": ["d0"]})
+        await where.fleet["d0"].stop()
+        await where.ask(READMIT, {"engines": ["d0"]})
+        await eventually(lambda: caplog.records)
+        await eventually(lambda: where.router.monitor._pauses[2].left < -3)  # it has been tried again
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line.startswith("engine d0 is not taken back yet: ")
+        assert "refused" in line.lower()
+
+    with caplog.at_level(logging.WARNING):
+        on_router(test, **PAIRS, recovery={"liveness_interval_s": 0.02})
+
+
 @pytest.mark.parametrize("what", ["drain", "readmit"])
 def test_a_command_on_an_engine_that_is_not_there_says_which_and_which_there_are(what: str) -> None:
     async def test(where: Routed) -> None:
