@@ -1,9 +1,9 @@
 """Whether what comes next comes so soon that it is better waited for awake.
 
-To sleep and be woken takes 5 µs on a machine of one's own and up to 50 in a virtual one, about half of it the
-processor's. A lone client that asks engines nearby, or one who sends a body piece by piece, meets it several
-times for each request. So waits that have lately been shorter than that cost are spent looking for what
-comes; the first that are long end it, since a long wait begun awake costs what two short ones save.
+To sleep and be woken takes up to 50 µs in a virtual machine, half of it the processor's. A lone client that
+asks engines nearby, or one who sends a body piece by piece, meets it several times for each request. So where
+waits have lately been as short as that, the loop looks for what comes before it sleeps; the first that are
+long end it, since a long wait begun awake costs what two short ones save.
 
 What was served last tells what comes next, so each kind has a score of its own. After events of streams that
 go on nobody waits awake: what comes meanwhile is dearer one by one than together.
