@@ -1,16 +1,19 @@
 """One engine's connections: opened when needed, kept alive between requests, closed when long idle.
 
-The connection used last is used first, so that a burst's surplus ages and is closed. A connection is opened
-by a task of its own: whoever asked for it may have left by then, and it serves the next.
+The connection used last is used first, so that a burst's surplus ages and is closed, or is closed when there
+is no descriptor or port left for another engine's. A connection is opened by a task of its own: whoever asked
+for it may have left by then, and it serves the next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import ssl
 import struct
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +55,7 @@ class Pool:
         self._idle: list[EngineLink] = []
         self._links: set[EngineLink] = set()
         self._opening: set[asyncio.Task[None]] = set()
+        _pools.add(self)
         self.events_after_done = 0  # came after a whole answer, and not yet taken into the accounts
         self.opened = 0  # connections, ever
 
@@ -125,7 +129,11 @@ class Pool:
                     _close_by_reset(sock)
                     Reactor.of(loop).attach(sock.detach(), link, address)
             except OSError as error:
-                shortage = shortage or lacking(error, family, address)
+                lacks = lacking(error, family, address)
+                if lacks is not None and await _make_room():
+                    addresses.insert(0, (family, socket.SOCK_STREAM, protocol, "", address))
+                    continue
+                shortage = shortage or lacks
                 if addresses:
                     continue
                 if shortage is None:
@@ -136,11 +144,17 @@ class Pool:
 
     async def _connect_tls(self, loop: asyncio.AbstractEventLoop) -> EngineLink:
         """A connection under TLS. Raises OSError, ssl.SSLError included."""
-        transport, link = await loop.create_connection(
-            lambda: EngineLink(self, self._reply_limit), self._url.host, self._url.port, ssl=self._tls
-        )
-        _close_by_reset(transport.get_extra_info("socket"))
-        return link
+        while True:
+            try:
+                transport, link = await loop.create_connection(
+                    lambda: EngineLink(self, self._reply_limit), self._url.host, self._url.port, ssl=self._tls
+                )
+            except OSError as error:
+                if lacking_files(error) is None or not await _make_room():
+                    raise
+            else:
+                _close_by_reset(transport.get_extra_info("socket"))
+                return link
 
     def free(self, link: EngineLink) -> None:
         """A connection's answer is complete and it may serve another."""
@@ -153,6 +167,16 @@ class Pool:
     def gone(self, link: EngineLink) -> None:
         """A connection has closed."""
         self._links.discard(link)
+
+    @property
+    def idle_since(self) -> float:
+        """When the connection was freed that has been idle longest (monotonic); infinity if none is."""
+        self._idle = [link for link in self._idle if link.idle]
+        return self._idle[0].freed_at if self._idle else math.inf
+
+    def drop_oldest(self) -> None:
+        """Close the connection that has been idle longest. Raises IndexError if none is."""
+        self._idle.pop(0).abort()
 
     def drop_idle(self) -> None:
         """Close the connections that serve nothing."""
@@ -186,6 +210,20 @@ class Pool:
         for link in list(self._links):
             link.abort()
         self._idle.clear()
+
+
+# All of this process: they share its descriptors.
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+async def _make_room() -> bool:
+    """Close the connection that has been idle longest, to whatever engine; False if there is none."""
+    pool = min(_pools, key=lambda pool: pool.idle_since, default=None)
+    if pool is None or pool.idle_since == math.inf:
+        return False
+    pool.drop_oldest()
+    await asyncio.sleep(0)  # one under TLS has been closed then, too
+    return True
 
 
 def _close_by_reset(sock: socket.socket) -> None:

@@ -14,7 +14,7 @@ from narwhal.config import FleetConfig
 
 log = logging.getLogger("narwhal.serving")
 
-SPARE = 128  # for the process itself: logs, the journal, listening sockets; of few it has a quarter
+SPARE = 128  # for the process itself: logs, the journal, listening sockets; of few it has half
 
 
 class ClientLimit(NamedTuple):
@@ -38,7 +38,7 @@ def engine_connections(config: FleetConfig) -> int:
 def share_out(config: FleetConfig, files: int) -> ClientLimit:
     """The clients' share of so many descriptors: what engines leave of them, but half at least."""
     limit = configured(config)
-    free = files - min(SPARE, files // 4)
+    free = files - min(SPARE, files // 2)
     share = max(free - engine_connections(config), free // 2)
     if share >= limit.connections:
         return limit
