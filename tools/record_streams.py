@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Records what real engines answer, byte for byte, as test data.
 
     tools/record_streams.py tests/data/streams/vllm-0.32

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Runs vLLM engines on this machine's CPU, with a tiny random model and a real NIXL KV transfer.
 
     tools/vllm_cpu_fleet.py up                          one prefill and one decode engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_each_fleet_file_shown_can_be_used() -> None:
     assert len(files) >= 2
     for page, block in files:
         assert parse(block, str(page)).model
+
+
+def test_each_script_that_a_page_runs_can_be_run() -> None:
+    shown = {name for page in PAGES for name in re.findall(r"(?m)^`?(tools/\w+\.py)\b", page.read_text())}
+    assert shown
+    assert [name for name in sorted(shown) if not os.access(ROOT / name, os.X_OK)] == []
 
 
 def test_each_link_within_the_documentation_leads_to_a_file() -> None:
