@@ -552,7 +552,7 @@ class Exchange:
 
     async def _wait_for_decode_seat(self, handoff: Handoff) -> Grant:
         """The seat that was asked for, while the handoff is good for it. Raises AttemptFailed, or Ending."""
-        self._finish_prefill()
+        self._finish_prefill()  # it gives no decode seat back, so nothing is granted before it is waited for
         name = self._router.engines[handoff.producer].id
         try:
             grant = await self._wait_for_seat(_DECODE, handoff.expires - monotonic())
