@@ -10,11 +10,10 @@ from contextvars import copy_context
 from heapq import heappop
 
 from narwhal._fast.clock cimport now
-from narwhal._fast.reactor cimport Reactor
+from narwhal._fast.reactor cimport MOST_S, Reactor
 from narwhal._fast.selector cimport Selector
 
 cdef double LONGEST_S = 86400.0
-cdef double MOST_S = 0.0006      # seconds of calls before the selector has its turn
 # With more cancelled timers than this, asyncio's own turn may want to clear them out.
 cdef int MOST_CANCELLED = 100
 

@@ -15,6 +15,8 @@ cdef enum:
     NOBODYS = -3        # the transport has gone
     IN_BATCH = -4       # it is about to be tried
 
+cdef double MOST_S      # seconds of requests, or of the loop's calls, before streams have their turn again
+
 # In what order connections are served.
 cdef enum Rank:
     STREAM      # at once

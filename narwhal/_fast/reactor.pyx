@@ -94,7 +94,7 @@ cdef enum:
 
 cdef uint32_t ENDS = EPOLLRDHUP | EPOLLHUP | EPOLLERR
 
-cdef double MOST_S = 0.0006     # seconds of requests before streams have their turn again
+cdef double MOST_S = 0.0006
 
 _reactors = weakref.WeakValueDictionary()   # by their loops' identities; a reactor keeps its loop
 

@@ -34,7 +34,9 @@ _SOURCE = "monitor"
 _PEERS_TRIED = 3
 # An engine that answers but does not prove itself is tried again after so many passes, doubled each time.
 _LONGEST_PAUSE = 16
-_TELL_S = 10.0  # between two lines of the log that say that engines can't be probed
+_NOT_PROBED_S = 10.0  # between two lines of the log that say that engines can't be probed
+# Likewise that an engine which is out does not prove itself: the first pause, and the longest.
+_NOT_BACK_S = 60.0, 3600.0
 
 
 @dataclass(slots=True)
@@ -76,10 +78,12 @@ class Monitor:
         self._last_output = last_output
         self._known_connection = [0] * len(probes)
         self._pauses = [_Pause() for _ in probes]
-        self._reminders = [Reminder() for _ in probes]  # of engines that are out and don't prove themselves
+        self._reminders = [
+            Reminder(*_NOT_BACK_S) for _ in probes
+        ]  # of engines that are out and don't prove themselves
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._failed_stages: set[str] = set()
-        self._tell_not_probed_at = 0.0
+        self._not_probed = Reminder(_NOT_PROBED_S, _NOT_PROBED_S)
         self._timer: asyncio.TimerHandle | None = None
         self._stages: tuple[tuple[str, Callable[[float], None]], ...] = (
             ("lives", self._lives),
@@ -111,7 +115,7 @@ class Monitor:
             self._remedy(change.engine)
         elif change.after is State.EJECTED:
             self._pauses[change.engine] = _Pause()
-            self._reminders[change.engine] = Reminder()
+            self._reminders[change.engine] = Reminder(*_NOT_BACK_S)
 
     def add(self, probe: Probe) -> None:
         """The fleet has one more engine."""
@@ -119,7 +123,7 @@ class Monitor:
         self.heard.append(0.0)
         self._known_connection.append(0)
         self._pauses.append(_Pause())
-        self._reminders.append(Reminder())
+        self._reminders.append(Reminder(*_NOT_BACK_S))
 
     def suspect(self, engine: int) -> None:
         """A leg lost its connection: if nobody listens there any more, find it out before requests do."""
@@ -209,9 +213,7 @@ class Monitor:
             del self._tasks[key]
 
     def _tell_not_probed(self, why: str) -> None:
-        now = time.monotonic()
-        if now >= self._tell_not_probed_at:
-            self._tell_not_probed_at = now + _TELL_S
+        if self._not_probed.is_due(time.monotonic()):
             log.warning("engines can't be probed, and stay in the state they are in: %s", why)
 
     # ---- stages

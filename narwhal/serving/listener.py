@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from narwhal._fast.reactor import Reactor
 from narwhal.engines.exhaustion import lacking_files
+from narwhal.monitoring.reminder import Reminder
 
 log = logging.getLogger("narwhal.serving")
 
@@ -37,7 +38,7 @@ class Listener:
         self._factory = factory
         self._loop = loop
         self._reactor = Reactor.of(loop)
-        self._tell_at = 0.0
+        self._shortage = Reminder(TELL_S, TELL_S)
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         for sock in sockets:
             loop.add_reader(sock, self._take, sock)
@@ -83,7 +84,8 @@ class Listener:
                 shortage = lacking_files(error)
                 if shortage is None:
                     raise
-                self._tell(shortage)
+                if self._shortage.is_due(time.monotonic()):
+                    log.error("no connection can be taken in: %s", shortage)
                 self._loop.remove_reader(sock)
                 self._pauses[sock] = self._loop.call_later(PAUSE_S, self._listen_again, sock)
                 return
@@ -93,12 +95,6 @@ class Listener:
                 self._reactor.attach(client.detach(), self._factory(), peer)
             except OSError as error:
                 log.warning("a connection could not be taken in: %s", error.strerror)
-
-    def _tell(self, shortage: str) -> None:
-        now = time.monotonic()
-        if now >= self._tell_at:
-            self._tell_at = now + TELL_S
-            log.error("no connection can be taken in: %s", shortage)
 
     def _listen_again(self, sock: socket.socket) -> None:
         del self._pauses[sock]

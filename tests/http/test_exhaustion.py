@@ -212,6 +212,9 @@ async def crowd(router: Running) -> None:
     for _ in range(5):
         asked = await asyncio.gather(*(client.ask("POST", CHAT, body_for(CHAT)) for client in served))
         assert {answer.status for answer in asked} == {200}
+    known = (await first.ask("GET", "/narwhal/state")).json()
+    assert known["requests"]["offered"] == known["requests"]["served"] == 10 + 5 * len(served)
+    assert {engine["lifecycle"]["state"] for engine in known["engines"]} == {"serving"}
     for client in others:
         await client.close()
     # As soon as the router has seen them go, there is room for others.
